@@ -1,0 +1,31 @@
+# demo: see the promise kept, in a minute.   test: everything that is checked.   bench: tables and JSON.
+.PHONY: demo test bench clean
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/stamp
+
+demo: $(STAMP)
+	$(BIN)/easyscale demo
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/mypy --strict src
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2
+
+bench: $(STAMP)
+	@for script in benchmarks/*.py; do \
+		[ -e "$$script" ] || { echo "no benchmarks yet"; break; }; \
+		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
+	done
+
+# torch by its exact version comes first: an open requirement would bring gigabytes of CUDA along.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist easyscale-demo.png

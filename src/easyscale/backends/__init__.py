@@ -1,0 +1,4 @@
+"""What starts and stops workers, by command line: local processes here.
+
+A back end knows commands, environments and exit codes; not plans, steps or torch.
+"""

@@ -1,0 +1,169 @@
+"""Workers as processes of this machine.
+
+Each runs in a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and dies
+when the thread that started it dies (`leash`): start workers from the main thread. What is left of
+its process group (data loading processes) is killed when the worker itself has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from easyscale.backends import leash
+from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
+
+WORKER_COMMAND = (sys.executable, "-m", "easyscale.runtime.worker")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a worker runs: a script, or a module as in `python -m`, with its arguments."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+
+    def command(self) -> tuple[str, ...]:
+        return (*(("--module",) if self.module else ()), self.name, *self.args)
+
+
+class LocalLauncher:
+    """Starts workers. `command` takes a target behind it and finds its spec in the environment."""
+
+    def __init__(self, environment: Mapping[str, str], command: Sequence[str] = WORKER_COMMAND) -> None:
+        self._environment, self._command = dict(environment), tuple(command)
+
+    def start(self, spec: WorkerSpec, target: Target) -> LocalWorker:
+        """Start one worker; its spec gets the number of the pipe on which it reports."""
+        events, reports = os.pipe()
+        command = (*self._command, *target.command())
+        try:
+            process = subprocess.Popen(
+                (sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command),
+                env=worker_environment(self._environment, replace(spec, events_fd=reports)),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(reports,),
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(events)
+            raise
+        finally:
+            os.close(reports)
+        return LocalWorker(process, events)
+
+
+class LocalWorker:
+    """One worker process: its three pipes, its life, its end."""
+
+    def __init__(self, process: subprocess.Popen[bytes], events: int) -> None:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._process = process
+        self.pid = process.pid
+        self.events, self.stdout, self.stderr = events, process.stdout.fileno(), process.stderr.fileno()
+        # Readable once the process has ended; where there is no such thing, `poll` has to be called in turn.
+        self.ended = os.pidfd_open(process.pid) if sys.platform == "linux" else None
+        for pipe in (self.events, self.stdout, self.stderr):
+            os.set_blocking(pipe, False)
+
+    def poll(self) -> int | None:
+        """The exit code (-n: ended by signal n), or None while it runs."""
+        if self._process.returncode is None:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                self._kill_group()  # before the process is reaped, so that the number is still ours
+                self._process.wait()
+        return self._process.returncode
+
+    def signal(self, number: int) -> None:
+        """To the worker alone: its data loading processes stay, it may need them for its last step."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self._kill_group()
+
+    def stop(self, grace: float) -> int:
+        """SIGTERM, then SIGKILL to all that is left after `grace` seconds. Returns the exit code."""
+        self.signal(signal.SIGTERM)
+        code = self._wait(grace)
+        if code is None:
+            self.kill()
+            code = self._wait(None)
+        assert code is not None
+        return code
+
+    def close(self) -> None:
+        """Give the pipes back. The worker has ended."""
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._process.stdout.close()
+        self._process.stderr.close()
+        os.close(self.events)
+        if self.ended is not None:
+            os.close(self.ended)
+
+    def _wait(self, seconds: float | None) -> int | None:
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self.poll() is None:
+            left = 1.0 if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                return None
+            watched, longest = ([self.ended], left) if self.ended is not None else ([], min(left, 0.02))
+            select.select(watched, [], [], longest)
+        return self.poll()
+
+    def _kill_group(self) -> None:
+        # macOS says "permission" of a group that has only zombies.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def worker_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict[str, str]:
+    """What a worker finds: its spec, and the settings that libraries read only once, at their import."""
+    threads = str(spec.threads)
+    defaults = {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS has no deterministic products
+        "PYTHONHASHSEED": "0",  # the order of a set of strings must not differ between processes
+    }
+    return {
+        **defaults,
+        **environment,
+        WORKER_VARIABLE: spec.to_json(),
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def cores() -> int:
+    """The cores that this process may use, which may be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> int:
+    """The NVIDIA GPUs that a worker would see, counted without loading CUDA."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    present = sum(1 for entry in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name))
+    if visible is None:
+        return present
+    named = 0
+    for name in visible.split(","):  # CUDA itself stops at the first name that it cannot use
+        if not name.strip() or name.strip().startswith("-"):
+            break
+        named += 1
+    return min(named, present)

@@ -1,0 +1,1 @@
+"""The `easyscale` command: one file a command group. Imports torch nowhere; heavy imports inside commands."""

@@ -1,0 +1,69 @@
+"""The entry point: registers the commands and turns errors of ours into three readable lines."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from easyscale.cli.demo import demo
+from easyscale.cli.export import export
+from easyscale.cli.run import run
+from easyscale.core.errors import EasyScaleError
+
+DISTRIBUTION = "easyscale-torch"
+
+app = typer.Typer(
+    name="easyscale",
+    help="Elastic PyTorch training that ends with the same bits on any number of workers.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: rich would be loaded for every --help
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"easyscale {version(DISTRIBUTION)}")
+        except PackageNotFoundError:
+            print("easyscale (run from source, not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Elastic PyTorch training that ends with the same bits on any number of workers."""
+
+
+# All that follows SCRIPT belongs to the script, options included.
+app.command(
+    context_settings={"allow_interspersed_args": False},
+    options_metavar="--ests N [OPTIONS]",
+)(run)
+app.command()(demo)
+app.command()(export)
+
+
+def main() -> None:
+    try:
+        app()
+    except EasyScaleError as error:
+        sys.exit(show(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def show(error: EasyScaleError) -> int:
+    """Print an error of ours, without a traceback. Returns the exit code for it."""
+    word = "\x1b[1;31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
+    print(f"{word} {error}", file=sys.stderr)
+    return 2

@@ -1,0 +1,103 @@
+"""What a worker process is told when it starts, and how that crosses the process boundary.
+
+The launcher writes a `WorkerSpec` as JSON into ONE environment variable; `runtime` reads it back
+at `init()`. Nothing else of ours is read from the environment except `EASYSCALE_ESTS`, for scripts
+that run without the launcher.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from easyscale.core.errors import UsageError
+from easyscale.core.plan import Plan
+
+WORKER_VARIABLE = "EASYSCALE_WORKER"
+ESTS_VARIABLE = "EASYSCALE_ESTS"
+
+Engine = Literal["est", "ddp"]
+Level = Literal["D0", "D1", "D2"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """One worker's place in the job. Defaults are those of a script that runs without the launcher."""
+
+    ests: int
+    split: tuple[int, ...] = ()
+    worker: int = 0
+    job: str = "local"
+    engine: Engine = "est"
+    # A file in the job's private directory through which the workers of one plan find each other.
+    rendezvous: str | None = None
+    # "auto": CUDA where there is one (worker w takes GPU w modulo their number), else the CPU.
+    device: str = "auto"
+    # 1 as torchrun does: bits on a CPU depend on this number, so it must not follow the machine.
+    threads: int = 1
+    determinism: Level = "D1"
+    # Seconds without an answer after which a peer counts as lost; 5 minutes covers slow first steps.
+    timeout: float = 300.0
+    checkpoint_dir: str | None = None
+    checkpoint_every: int | None = None
+    checkpoint_seconds: float | None = None
+    checkpoint_keep: int = 3
+    # None: start anew. "latest": the newest good checkpoint of checkpoint_dir. Else: a checkpoint's folder.
+    resume: str | None = None
+    # At this global step the workers leave their state in `handoff` and exit, for the next plan.
+    stop_at: int | None = None
+    handoff: str | None = None
+    fingerprint_every: int | None = None
+    # An inherited pipe for messages to the launcher (JSON, one a line).
+    events_fd: int | None = None
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.split or (self.ests,))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSpec:
+        known = {field.name for field in fields(cls)}
+        try:
+            raw: dict[str, Any] = json.loads(text)
+            raw["split"] = tuple(raw.get("split", ()))
+            return cls(**{key: value for key, value in raw.items() if key in known})
+        except (ValueError, TypeError, AttributeError) as problem:
+            raise UsageError(
+                f"The environment variable {WORKER_VARIABLE} does not describe a worker ({problem}).",
+                "only the launcher writes it; something else changed it.",
+                "unset it, or start the script with `easyscale run`.",
+            ) from None
+
+
+def spec_from_environment(environment: Mapping[str, str], ests: int | None) -> WorkerSpec:
+    """The launcher's spec if there is one, else one worker with N from the call or the environment."""
+    text = environment.get(WORKER_VARIABLE)
+    if text:
+        spec = WorkerSpec.from_json(text)
+        if ests is not None and ests != spec.ests:
+            raise UsageError(
+                f"The script says es.init(ests={ests}), but the job was started with {spec.ests} ESTs.",
+                "the number of ESTs decides the result, so the two must agree.",
+                f"leave ests out of es.init(), or start the job with --ests {ests}.",
+            )
+        return spec
+    if ests is None:
+        raw = environment.get(ESTS_VARIABLE, "1")
+        if not raw.isdigit() or int(raw) < 1:
+            raise UsageError(
+                f"{ESTS_VARIABLE}={raw!r} is not a number of ESTs.",
+                "a job has one or more ESTs.",
+                f"set {ESTS_VARIABLE} to a whole number of 1 or more, or pass es.init(ests=...).",
+            )
+        ests = int(raw)
+    if ests < 1:
+        raise UsageError(
+            f"es.init(ests={ests}) is not a job.", "a job has one or more ESTs.", "pass 1 or more."
+        )
+    return WorkerSpec(ests=ests)

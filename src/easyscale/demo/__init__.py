@@ -1,0 +1,1 @@
+"""What `easyscale demo` trains: ordinary user scripts on the public API, nothing that we import ourselves."""

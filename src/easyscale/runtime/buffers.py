@@ -1,0 +1,81 @@
+"""Module buffers, with stock DDP's meaning: rank 0's are copied to every rank before a forward.
+
+The model of a worker has one set of buffers, `live`. `base` is what EST 0 left after its last local step. Before a
+forward that stock DDP would synchronise, live becomes base; an EST that runs on without synchronisation (`no_sync`)
+keeps its own copy in its context. Outside of local steps, the model of every worker shows EST 0's buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from easyscale.runtime.group import Group
+
+
+class Buffers:
+    """The buffers of the prepared model on one worker."""
+
+    def __init__(self, model: torch.nn.Module, ignored: frozenset[str], group: Group, *, holds_est0: bool) -> None:
+        self._slots = [
+            (module, name)
+            for prefix, module in model.named_modules()
+            for name in module._buffers
+            if (f"{prefix}.{name}" if prefix else name) not in ignored
+        ]
+        self._group, self._holds_est0 = group, holds_est0
+        self._base: list[torch.Tensor] = []
+
+    def live(self) -> list[torch.Tensor]:
+        """Looked up each time: scripts may replace a buffer by another tensor."""
+        found = (module._buffers.get(name) for module, name in self._slots)
+        return [tensor for tensor in found if tensor is not None]
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def copy(self) -> list[torch.Tensor]:
+        return [tensor.detach().clone() for tensor in self.live()]
+
+    def put(self, values: Sequence[torch.Tensor]) -> None:
+        live = self.live()
+        if live and len(live) == len(values):
+            with torch.no_grad():
+                torch._foreach_copy_(live, list(values))
+
+    def keep_as_base(self) -> None:
+        """EST 0 ends its local step: what it leaves is what every EST starts from next."""
+        if len(self._base) == len(self._slots) and self._base:
+            with torch.no_grad():
+                torch._foreach_copy_(self._base, self.live())
+        else:
+            self._base = self.copy()
+
+    def base_to_live(self) -> None:
+        self.put(self._base)
+
+    def share_base(self) -> None:
+        """Send EST 0's buffers to all workers (once a global step, as stock DDP does)."""
+        if not self._slots or self._group.workers == 1:
+            return
+        if not self._base:
+            self._base = self.copy()
+        flat = torch.cat([t.detach().reshape(-1).view(torch.uint8).cpu() for t in self._base if t.numel()])
+        self._group.broadcast(flat, 0)
+        if self._holds_est0:
+            return
+        offset = 0
+        for tensor in self._base:
+            if tensor.numel():
+                part = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                tensor.copy_(part)
+                offset += tensor.nbytes
+
+    def changed_outside_batch_norm(self) -> bool:
+        """Whether a buffer that is not a running statistic differs from base (waits for the device)."""
+        norms = (torch.nn.modules.batchnorm._NormBase,)
+        return any(
+            not isinstance(module, norms) and not torch.equal(live, base)
+            for (module, _), live, base in zip(self._slots, self.live(), self._base, strict=False)
+        )

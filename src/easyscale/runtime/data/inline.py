@@ -1,0 +1,165 @@
+"""Loading in the worker's own process (`num_workers=0`): a real stock loader and its real iterator for each EST."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from easyscale.core.errors import PromiseError
+from easyscale.numerics.rng import RngState
+from easyscale.runtime.data.lane import Lane, Tree
+from easyscale.runtime.data.private import Follower, PrivateGenerators, is_stateful
+
+
+class InlineLane(Lane):
+    """A lane whose batches are made where they are used.
+
+    An `IterableDataset` is taken up again by its `state_dict`/`load_state_dict` if it has them. If not, its batches
+    are made again and thrown away. That gives the same place only while what it yields does not hang on the random
+    state that training moves between two batches, so a data set that was seen to draw from that state after its
+    first batch is refused there.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        device: torch.device | None,
+        generators: Sequence[torch.Generator],
+        follower: Follower | None,
+        private: PrivateGenerators,
+        est: int,
+    ) -> None:
+        super().__init__(loader, device, generators)
+        self._iterator: _SingleProcessDataLoaderIter | None = None
+        self._follower, self._private, self._est = follower, private, est
+        self._iterable = isinstance(loader.dataset, IterableDataset)
+        self._replays = self._iterable and not is_stateful(loader.dataset)
+        self._first: Tree | None = None  # the random state before the first batch, for a replay
+        self._draws = False
+        self._own_opening: list[Any] = []
+
+    def next(self) -> Any:
+        assert self._iterator is not None, "next() before open()"
+        self.follow()
+        watch = self._capture() if self._replays and not self._draws else None
+        if watch is not None and self.consumed == 0:
+            self._first = watch.to_tree()
+        try:
+            batch = next(self._iterator)
+        except StopIteration:
+            raise
+        except Exception:
+            self.consumed += 1  # stock goes on behind the batch that failed
+            raise
+        if watch is not None and self.consumed > 0:
+            self._draws = not watch.same_as(self._capture())
+        self.consumed += 1
+        return batch
+
+    def follow(self) -> None:
+        """See what the script has assigned to its data set."""
+        if self._follower is not None:
+            self._follower.follow()
+
+    def _begin(self) -> None:
+        self.follow()
+        self._first, self._draws = None, False
+        self._own_opening = self._private.state(self._est)
+        self._iterator = self._stock_iterator()
+
+    def _stock_iterator(self) -> _SingleProcessDataLoaderIter:
+        iterator = iter(self.loader)
+        assert isinstance(iterator, _SingleProcessDataLoaderIter)
+        return iterator
+
+    def _end(self) -> None:
+        self._iterator, self._first = None, None
+
+    def _place(self) -> Tree:
+        place: Tree = {"own": self._private.state(self._est)}
+        if self._iterable and self._iterator is not None:
+            place["ended"] = self._iterator._dataset_fetcher.ended
+            place["own_opening"] = self._own_opening
+            place["first"] = self._first
+            place["draws"] = self._draws
+            place["dataset"] = None if self._replays else self.loader.dataset.state_dict()  # type: ignore[attr-defined]
+        return place
+
+    def _resume(self, cursor: Tree) -> None:
+        if not self._iterable:
+            self._iterator = self._stock_iterator()
+            # Only indices are drawn, nothing is fetched. Ours do not draw from the random state that is live while
+            # they are iterated over (DistributedSampler and ShardedSampler have their own), so the state of the
+            # opening gives the same indices however far training had moved it on.
+            for _ in range(self.consumed):
+                next(self._iterator._sampler_iter)
+            self._iterator._num_yielded = self.consumed
+        elif self._replays:
+            self._replay(cursor)
+        else:
+            self.loader.dataset.load_state_dict(cursor["dataset"])  # type: ignore[attr-defined]
+            self._iterator = self._stock_iterator()
+            self._iterator._num_yielded = self.consumed
+            self._iterator._dataset_fetcher.ended = cursor["ended"]
+        self._private.set_state(self._est, cursor["own"])
+
+    def _resume_closed(self, cursor: Tree) -> None:
+        self._private.set_state(self._est, cursor["own"])
+
+    def _replay(self, cursor: Tree) -> None:
+        if cursor["draws"]:
+            raise PromiseError(
+                f"{type(self.loader.dataset).__name__} cannot be taken up in the middle of an epoch.",
+                "it draws random numbers in the training process while it is iterated over, so what it yields next "
+                "may hang on numbers that only the training itself can give again.",
+                "give it state_dict() and load_state_dict(), or use num_workers=1, where it has random numbers of "
+                "its own.",
+            )
+        self._private.set_state(self._est, cursor["own_opening"])
+        self._own_opening = cursor["own_opening"]
+        self._iterator = self._stock_iterator()
+        if cursor["first"] is not None:
+            RngState.from_tree(cursor["first"]).restore(self._device, self._generators)
+        self._first, self._draws = cursor["first"], False
+        for _ in range(self.consumed):
+            with contextlib.suppress(Exception):  # a batch that failed then fails again
+                next(self._iterator)
+
+
+class Inline:
+    """The lanes of one worker, all in its own process."""
+
+    def __init__(
+        self,
+        loaders: Mapping[int, DataLoader[Any]],
+        followers: Mapping[int, Follower],
+        device: torch.device | None,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self._private = PrivateGenerators(
+            {est: (loader.dataset, loader.collate_fn) for est, loader in loaders.items()}, generators
+        )
+        self.lanes = {
+            est: InlineLane(loader, device, generators, followers.get(est), self._private, est)
+            for est, loader in loaders.items()
+        }
+
+    def switch(self, est: int, *, opens: bool = False) -> None:
+        if opens and all(lane.epoch is None for lane in self.lanes.values()):
+            for lane in self.lanes.values():
+                lane.follow()
+            self._private.begin_epoch()
+        self._private.switch(est)
+
+    def close(self) -> None:
+        for lane in self.lanes.values():
+            lane.close()
+        self._private.end_epoch()
+
+    def shutdown(self) -> None:
+        self.close()

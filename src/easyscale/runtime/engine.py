@@ -1,0 +1,248 @@
+"""What both engines share: identity, device, epochs, random streams between loops, the journal.
+
+`EstSession` runs the ESTs of a worker; `ReferenceSession` is stock DistributedDataParallel with one process a rank.
+A script cannot tell them apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from easyscale.core.errors import UnsupportedError, UsageError
+from easyscale.core.messages import Done, Ready
+from easyscale.core.spec import WorkerSpec
+from easyscale.numerics.fingerprint import fingerprint
+from easyscale.numerics.record import apply_level
+from easyscale.numerics.rng import seed_all
+from easyscale.runtime.journal import Journal, OnNonFinite
+from easyscale.runtime.reduce import Order
+from easyscale.runtime.staging import StagingKind
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptSettings:
+    """What the script says in `es.init()`."""
+
+    seed: int
+    reduction: Order = "ddp"
+    staging: StagingKind = "auto"
+    on_nonfinite: OnNonFinite = "warn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """Keyword options of `es.prepare()`, with stock DDP's names and defaults where DDP has them."""
+
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = True
+    bucket_cap_mb: float = 25.0
+    place_batches: bool = True
+
+
+class Engine(ABC):
+    """One per process."""
+
+    def __init__(self, spec: WorkerSpec, settings: ScriptSettings, started: float) -> None:
+        if spec.determinism == "D2":
+            raise UnsupportedError(
+                "Level D2 is not available in this version.",
+                "its operators, with the same bits on every device type, are not built yet.",
+                "use --determinism D1: the same bits on any number of workers of one device type.",
+            )
+        self.spec, self.settings = spec, settings
+        self.world = spec.ests
+        self.ests = spec.plan.range_of(spec.worker)
+        self.device = _device(spec)
+        self.epoch, self.step = 0, 0
+        self.model: torch.nn.Module | None = None
+        self.journal = Journal(spec.worker, self.ests, spec.events_fd, settings.on_nonfinite)
+        self._started = started
+        self.timings: dict[str, float] = {}
+        self.in_epochs = False
+        apply_level(spec.determinism, spec.threads)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        seed_all(settings.seed)
+
+    # -------------------------------------------------------------- what the script asks
+
+    @abstractmethod
+    def prepare(self, objects: tuple[Any, ...], options: PrepareOptions) -> list[Any]: ...
+
+    @abstractmethod
+    def rank(self) -> int: ...
+
+    @abstractmethod
+    def register(self, name: str, target: Any, per_est: bool) -> None: ...
+
+    @abstractmethod
+    def request_checkpoint(self) -> None: ...
+
+    @abstractmethod
+    def log(self, values: dict[str, Any]) -> None: ...
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs that remain."""
+        self.in_epochs = True
+        try:
+            for epoch in range(self.epoch, count):
+                self.epoch = epoch
+                yield epoch
+                self.epoch = epoch + 1
+                self.epoch_ended()
+        finally:
+            self.in_epochs = False
+
+    # -------------------------------------------------------------- inside
+
+    def epoch_ended(self) -> None:
+        """Hook: the body of an epoch is over."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """The script returned."""
+
+    def ready(self) -> None:
+        seconds = time.time() - self._started
+        self.timings["ready"] = seconds
+        self.journal.tell(Ready(worker=self.spec.worker, pid=os.getpid(), step=self.step, seconds=seconds))
+
+    def done(self, bytes_sent: int = 0) -> None:
+        self.journal.flush(force=True)
+        sha = fingerprint(self.model) if self.model is not None and 0 in self.ests else None
+        self.journal.tell(
+            Done(
+                worker=self.spec.worker, steps=self.step, fingerprint=sha, timings=self.timings, bytes_sent=bytes_sent
+            )
+        )
+
+    def seed_between(self) -> None:
+        """Random streams for code outside the loops: the same on every worker, none of them an EST's.
+
+        So an evaluation between epochs, on every worker or on one, leaves training's bits alone.
+        """
+        text = f"between:{self.settings.seed}:{self.step}:{self.epoch}"
+        seed_all(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
+
+
+def sort_objects(objects: tuple[Any, ...]) -> dict[str, list[Any]]:
+    """Tell models, optimizers, loaders, schedulers and scalers apart; refuse what cannot be prepared."""
+    from torch.amp.grad_scaler import GradScaler
+    from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+    kinds: dict[str, list[Any]] = {"models": [], "optimizers": [], "loaders": [], "schedulers": [], "scalers": []}
+    for thing in objects:
+        if isinstance(thing, torch.nn.Module):
+            kinds["models"].append(thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            kinds["optimizers"].append(thing)
+        elif isinstance(thing, torch.utils.data.DataLoader):
+            kinds["loaders"].append(thing)
+        elif isinstance(thing, (LRScheduler, ReduceLROnPlateau)):
+            kinds["schedulers"].append(thing)
+        elif isinstance(thing, GradScaler):
+            kinds["scalers"].append(thing)
+        else:
+            raise UsageError(
+                f"es.prepare() got a {type(thing).__name__}.",
+                "it prepares a model, optimizers, DataLoaders, LR schedulers and GradScalers.",
+                "pass other state to es.register(name, object).",
+            )
+    if len(kinds["models"]) != 1:
+        raise UnsupportedError(
+            f"es.prepare() got {len(kinds['models'])} models.",
+            "a global step is one backward of each EST through one model.",
+            "pass one module that contains the others, in one call of es.prepare().",
+        )
+    return kinds
+
+
+def refuse_unsupported(model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.SyncBatchNorm):
+            raise UnsupportedError(
+                f"The model has a SyncBatchNorm ({name or 'the model itself'}).",
+                "it needs the activations of all ESTs at once, and ESTs of a worker run one after the other.",
+                "use BatchNorm, GroupNorm or LayerNorm (without convert_sync_batchnorm).",
+            )
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
+            raise UnsupportedError(
+                f"The embedding {name} was built with sparse=True.",
+                "sparse gradients have no fixed layout, so their sum has no fixed order.",
+                "build it with sparse=False.",
+            )
+
+
+def place(batch: Any, device: torch.device) -> Any:
+    """Tensors of a batch to the device, containers kept; nothing to do on a CPU."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, dict):
+        return type(batch)({key: place(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(place(value, device) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(place(value, device) for value in batch)
+    return batch
+
+
+def batch_size(batch: Any) -> int:
+    """Samples in a batch, 0 where it is not obvious."""
+    while isinstance(batch, (list, tuple, dict)) and batch:
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return int(batch.shape[0]) if isinstance(batch, torch.Tensor) and batch.dim() else 0
+
+
+def attach(model: torch.nn.Module, before: Callable[[], None], after: Callable[[], None]) -> None:
+    """Call `before` and `after` each forward of this very model (not of a deep copy of it).
+
+    Plain functions: a deep copy of the model shares them instead of copying what they belong to.
+    """
+
+    def enter(module: torch.nn.Module, args: Any) -> None:
+        if module is model:
+            before()
+
+    def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+        if module is model:
+            after()
+
+    model.register_forward_pre_hook(_untraced(enter), prepend=True)
+    model.register_forward_hook(_untraced(leave))
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep torch.compile out of a hook, without importing the compiler (seconds) where nobody compiles."""
+    if "torch._dynamo" in sys.modules:
+        return torch.compiler.disable(hook)  # type: ignore[no-any-return]
+    hook._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return hook
+
+
+def _device(spec: WorkerSpec) -> torch.device:
+    kind = spec.device
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise UsageError(
+                "--device cuda was asked for, but torch sees no GPU.",
+                "torch.cuda.is_available() is False on this machine.",
+                "use --device cpu, or install a CUDA build of torch and check nvidia-smi.",
+            )
+        return torch.device("cuda", spec.worker % torch.cuda.device_count())
+    try:
+        return torch.device(kind)
+    except RuntimeError:
+        raise UsageError(f"There is no device {kind!r}.", "torch does not know it.", "use auto, cpu or cuda.") from None

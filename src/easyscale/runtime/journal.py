@@ -1,0 +1,127 @@
+"""What a worker tells the outside: logged metrics, events, fingerprints.
+
+Metrics never make the host wait for the device: values on a GPU are copied to pinned memory behind the step that made
+them and read when the copy is done, some steps later. Without a launcher, events go to stderr and metrics nowhere.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from easyscale.core.errors import NonFiniteError
+from easyscale.core.messages import Event, Fingerprint, Message, StepDone, encode
+
+OnNonFinite = Literal["warn", "stop"]
+# Steps whose values may wait on the device before we ask for them. Small: a loss that turns NaN is seen soon.
+MOST_PENDING = 64
+
+
+@dataclass(slots=True)
+class _Pending:
+    step: int
+    epoch: int
+    names: list[tuple[int, str]]
+    values: torch.Tensor | list[float]
+    copied: Any  # a CUDA event, or None
+    samples: int
+    time: float
+
+
+class Journal:
+    """Messages of one worker, in order, on the pipe that the launcher gave it."""
+
+    def __init__(self, worker: int, ests: range, events_fd: int | None, on_nonfinite: OnNonFinite) -> None:
+        self._worker, self._ests, self._fd = worker, ests, events_fd
+        self._on_nonfinite = on_nonfinite
+        self._now: dict[tuple[int, str], torch.Tensor | float] = {}
+        self._pending: deque[_Pending] = deque()
+        self._warned = False
+
+    def tell(self, message: Message) -> None:
+        if self._fd is None:
+            if isinstance(message, Event):
+                print(f"easyscale: {message.text}", file=sys.stderr, flush=True)
+            return
+        data = memoryview(encode(message))
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except BrokenPipeError:  # the launcher is gone; its end is noticed elsewhere
+            self._fd = None
+
+    def event(self, what: str, text: str, step: int) -> None:
+        self.tell(Event(worker=self._worker, step=step, what=what, text=text))
+
+    def fingerprint(self, step: int, sha: str) -> None:
+        self.tell(Fingerprint(step=step, sha=sha))
+
+    def log(self, est: int, values: Mapping[str, Any]) -> None:
+        """Keep a value of the current local step; the last one of a name counts."""
+        for name, value in values.items():
+            self._now[est, name] = value.detach() if isinstance(value, torch.Tensor) else float(value)
+
+    def step_done(self, step: int, epoch: int, samples: int) -> None:
+        names, values = list(self._now), list(self._now.values())
+        self._now = {}
+        on_device = [v for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"]
+        copied = None
+        stored: torch.Tensor | list[float]
+        if on_device:
+            device = on_device[0].device
+            stacked = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=device).reshape(()) for v in values])
+            stored = torch.empty(len(values), dtype=torch.float64, pin_memory=True)
+            stored.copy_(stacked, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+        else:
+            stored = [float(v) for v in values]
+        self._pending.append(_Pending(step, epoch, names, stored, copied, samples, time.time()))
+        self.flush(force=len(self._pending) > MOST_PENDING)
+
+    def flush(self, force: bool = False) -> None:
+        """Send what is ready; with `force`, wait for the rest."""
+        while self._pending:
+            first = self._pending[0]
+            if first.copied is not None and not force and not first.copied.query():
+                return
+            if first.copied is not None:
+                first.copied.synchronize()
+            self._pending.popleft()
+            self._send(first)
+
+    def _send(self, pending: _Pending) -> None:
+        values = pending.values if isinstance(pending.values, list) else pending.values.tolist()
+        metrics: dict[str, list[float | None]] = {}
+        for (est, name), value in zip(pending.names, values, strict=True):
+            row = metrics.setdefault(name, [None] * len(self._ests))
+            row[est - self._ests.start] = value
+        self.tell(
+            StepDone(
+                worker=self._worker, step=pending.step, epoch=pending.epoch, ests=list(self._ests), metrics=metrics,
+                samples=pending.samples, time=pending.time,
+            )
+        )  # fmt: skip
+        for (est, name), value in zip(pending.names, values, strict=True):
+            if not math.isfinite(value):
+                self._non_finite(est, name, value, pending.step)
+
+    def _non_finite(self, est: int, name: str, value: float, step: int) -> None:
+        what = f"{name} of EST {est} is {value} at global step {step}."
+        if self._on_nonfinite == "stop":
+            raise NonFiniteError(
+                what,
+                "the script asked to stop at a value that is not finite: es.init(on_nonfinite='stop').",
+                "lower the learning rate, look at that EST's batch, or use on_nonfinite='warn' to go on.",
+            )
+        if not self._warned:
+            self._warned = True
+            self.event("nonfinite", f"{what} Training goes on (es.init(on_nonfinite='stop') would stop it).", step)

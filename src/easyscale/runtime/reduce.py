@@ -1,0 +1,393 @@
+"""From the gradients of each EST to the reduced gradient that stock DDP would leave in `p.grad`.
+
+Hooks on the parameters follow each backward. After the backward of an EST that is not the worker's last, its gradients
+are scaled by 1/N into rows that wait in `staging`, and `p.grad` becomes None. During the backward of the last EST,
+bucket after bucket is summed over all virtual ranks (`sums`) as soon as its gradients are there; after it, `p.grad`
+holds the result. Buckets follow `numerics.buckets`; what stock DDP leaves alone is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from easyscale.core.errors import LoopError, UnsupportedError, UnusedParameterError
+from easyscale.numerics.buckets import BucketMap, first_buckets, rebuilt_buckets
+from easyscale.numerics.order import tree_nodes
+from easyscale.runtime.group import Group
+from easyscale.runtime.staging import Staging, StagingKind
+from easyscale.runtime.sums import TreeStack, chain_sum, chain_sum_from_host, tree_sum
+
+Order = Literal["ddp", "tree"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReductionSettings:
+    """Choices of a job; all but `staging` decide bits and are part of its record."""
+
+    order: Order = "ddp"
+    staging: StagingKind = "auto"
+    bucket_cap_mb: float = 25.0  # stock DDP's default
+    find_unused_parameters: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where one parameter's gradient lies in its bucket."""
+
+    index: int
+    offset: int
+    numel: int
+    shape: torch.Size
+    stride: tuple[int, ...] | None  # None: not dense, stored row-major
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        if self.stride is None:
+            return flat[self.offset : self.offset + self.numel].view(self.shape)
+        return flat.as_strided(self.shape, self.stride, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    places: tuple[_Place, ...]
+    elements: int
+    dtype: torch.dtype
+
+
+class Reducer:
+    """One per worker. The session calls `begin`, `arm` and `end`; autograd calls the hooks."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.nn.Parameter],
+        split: tuple[int, ...],
+        group: Group,
+        settings: ReductionSettings,
+        device: torch.device,
+    ) -> None:
+        self._names, self.parameters, self._split, self._group = names, parameters, split, group
+        self._settings, self._device = settings, device
+        self.world = sum(split)
+        first = sum(split[: group.worker])
+        self.ests = range(first, first + split[group.worker])
+        self._remote = group.workers > 1
+        self._direct = group.workers == self.world and settings.order == "ddp"
+        sums_on_host = self._remote and not self._direct
+        staging = "device" if self._direct else settings.staging
+        self._staging = Staging(staging, device, len(self.ests), sums_on_host=sums_on_host)
+        self._host_sums = sums_on_host and device.type == "cuda"
+        self._covers = [tree_nodes(self.world, r.start, r.stop) for r in _ranges(split)]
+        self._thread = ThreadPoolExecutor(1, "easyscale-reduce") if sums_on_host else None
+        # Starting early pays where a sum runs beside the backward: with peers, or on a GPU.
+        self._early = self._remote or device.type == "cuda"
+        self.ready: list[int] | None = None  # rank 0's order of gradients, once known
+        self._recorded: list[int] = []
+        self._use(first_buckets(parameters, self._cap, settings.find_unused_parameters))
+        self._est: int | None = None
+        self._phase: Literal["idle", "waiting", "backward", "done"] = "idle"
+        self._armed = False
+        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(parameters)]
+
+    @property
+    def _cap(self) -> int:
+        return int(self._settings.bucket_cap_mb * 1024 * 1024)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(b.elements * b.dtype.itemsize for b in self._buckets)
+
+    # ------------------------------------------------------------------ the rhythm of a local step
+
+    def begin(self, est: int) -> None:
+        """A local step of `est` begins."""
+        self._est, self._phase, self._armed = est, "waiting", False
+        self.accumulated = False  # a backward under `no_sync` left gradients in p.grad
+        self._arrived: set[int] = set()
+        self._waiting = [len(bucket.places) for bucket in self._buckets]
+        self._next = 0
+        self._results: dict[int, Callable[[], torch.Tensor]] = {}
+
+    def arm(self, synchronise: bool) -> None:
+        """A forward with gradients ended: its backward will count, unless it ran under `no_sync`."""
+        self._armed = synchronise
+
+    @property
+    def synchronised(self) -> bool:
+        """The current local step has had its backward, and it was not under `no_sync`."""
+        return self._phase == "done"
+
+    @property
+    def is_last(self) -> bool:
+        return self._est == self.ests[-1]
+
+    def end(self) -> None:
+        self._est, self._phase, self._armed = None, "idle", False
+
+    # ------------------------------------------------------------------ buckets
+
+    def recorded_order(self) -> list[int]:
+        """The order seen in EST 0's first backward; empty on workers that do not hold EST 0."""
+        return list(self._recorded)
+
+    def rebuild(self, ready: Sequence[int]) -> None:
+        """Once, after the first global step (or from a checkpoint): buckets in the recorded order."""
+        if self._settings.find_unused_parameters:
+            self.ready = []
+            return
+        self.ready = list(ready)
+        self._use(rebuilt_buckets(self.parameters, self._cap, ready))
+
+    @property
+    def bucket_map(self) -> BucketMap:
+        return [[place.index for place in bucket.places] for bucket in self._buckets]
+
+    def _use(self, buckets: BucketMap) -> None:
+        self._buckets = [self._lay_out(indices) for indices in buckets]
+        self._home = {place.index: b for b, bucket in enumerate(self._buckets) for place in bucket.places}
+        self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._staging.reset()
+        self._stacks = [TreeStack(self.world, self.ests) for _ in self._buckets]
+        self._used = torch.zeros(len(self.parameters), dtype=torch.int32)
+
+    def _lay_out(self, indices: Sequence[int]) -> _Bucket:
+        places, offset = [], 0
+        for index in indices:
+            p = self.parameters[index]
+            stride = p.stride() if _dense(p) else None
+            places.append(_Place(index, offset, p.numel(), p.shape, stride))
+            offset += p.numel()
+        return _Bucket(tuple(places), offset, self.parameters[indices[0]].dtype)
+
+    # ------------------------------------------------------------------ hooks
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def gradient_is_there(parameter: torch.Tensor) -> None:
+            self._gradient(index, parameter)
+
+        return gradient_is_there
+
+    def _gradient(self, index: int, parameter: torch.Tensor) -> None:
+        if self._est is None:
+            raise LoopError(
+                "backward() was called outside the loop over the prepared loader.",
+                "gradients belong to the local step of an EST, and none is running.",
+                "move the backward into the loop, or use torch.autograd.grad(), which leaves p.grad alone.",
+            )
+        if self._phase == "done":
+            raise LoopError(
+                f"A second backward() reached the parameters in one local step (EST {self._est}).",
+                "its gradients were already set aside for the reduction; stock DDP would not reduce the second one.",
+                "add the losses and call backward() once, or wrap the first ones in `with model.no_sync():`.",
+            )
+        if not self._armed:
+            self.accumulated = True
+            return
+        if self._phase == "waiting":
+            self._phase = "backward"
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+        if index in self._arrived:
+            raise UnsupportedError(
+                f"The gradient of {self._names[index]} became ready twice in one backward.",
+                "re-entrant activation checkpointing of a shared module does that; stock DDP refuses it too.",
+                "use torch.utils.checkpoint with use_reentrant=False.",
+            )
+        if parameter.grad is not None and parameter.grad.layout != torch.strided:
+            raise UnsupportedError(
+                f"{self._names[index]} has a sparse gradient.",
+                "sparse gradients have no fixed layout, so their sum has no fixed order.",
+                "build the embedding with sparse=False.",
+            )
+        self._arrived.add(index)
+        if self.ready is None and self._est == 0:
+            self._recorded.append(index)
+        if self._early and self.world > 1 and self.is_last:
+            self._waiting[self._home[index]] -= 1
+            while self._next < len(self._buckets) and self._waiting[self._next] == 0:
+                self._launch(self._next)
+
+    def _backward_ended(self) -> None:
+        if len(self._arrived) < len(self.parameters) and not self._settings.find_unused_parameters:
+            self._refuse_unused()
+        self._phase, self._armed = "done", False
+        if self.world == 1:
+            return
+        for index in self._arrived:
+            self._used[index] = 1
+        self._staging.choose(self.gradient_bytes)
+        if self.is_last:
+            self._reduce()
+        else:
+            self._set_aside()
+
+    def _refuse_unused(self) -> None:
+        missing = [n for i, n in enumerate(self._names) if i not in self._arrived]
+        shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise UnusedParameterError(
+            f"In a local step of EST {self._est}, {len(missing)} parameters got no gradient: {shown}.",
+            "the sum over all ESTs would miss them; stock DDP fails in its next forward.",
+            "use them in the loss, set requires_grad=False, or pass find_unused_parameters=True to es.prepare().",
+        )
+
+    # ------------------------------------------------------------------ setting aside
+
+    def _set_aside(self) -> None:
+        for b in range(len(self._buckets)):
+            self._fill(b)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _fill(self, b: int) -> None:
+        """Scale this EST's gradients of one bucket by 1/N into its row (stock DDP multiplies, then sums)."""
+        assert self._est is not None
+        bucket, slot = self._buckets[b], self._est - self.ests.start
+        if self._settings.order == "tree":
+            flat = torch.empty(bucket.elements, dtype=bucket.dtype, device=self._device)
+            views = [place.view(flat) for place in bucket.places]
+        else:
+            flat = self._staging.open(b, slot, bucket.elements, bucket.dtype)
+            views = self._row_views(b, slot, flat)
+        grads = [self.parameters[place.index].grad for place in bucket.places]
+        _scale_into(views, grads, flat, 1.0 / self.world)
+        if self._settings.order == "tree":
+            self._stacks[b].push(self._est, flat)
+        elif not self._direct:
+            self._staging.close(b, slot, flat)
+
+    def _row_views(self, b: int, slot: int, flat: torch.Tensor) -> list[torch.Tensor]:
+        if self._staging.on_host:  # a new device buffer each time
+            return [place.view(flat) for place in self._buckets[b].places]
+        if (b, slot) not in self._views:
+            self._views[b, slot] = [place.view(flat) for place in self._buckets[b].places]
+        return self._views[b, slot]
+
+    # ------------------------------------------------------------------ the sum
+
+    def _launch(self, b: int) -> None:
+        """The last EST's gradients of bucket b are there: start its sum. Same order on all workers."""
+        assert b == self._next
+        self._next += 1
+        self._staging.choose(self.gradient_bytes)
+        self._fill(b)
+        if self._direct:
+            flat = self._staging.rows(b)[0]
+            wait = self._group.all_reduce(flat)
+            self._results[b] = lambda: (wait(), flat)[1]
+        elif self._thread is not None:
+            done = torch.cuda.Event() if self._host_sums else None
+            nodes = self._nodes_for_peers(b)
+            if done is not None:
+                done.record(self._staging.stream)
+            future: Future[torch.Tensor] = self._thread.submit(self._sum_with_peers, b, nodes, done)
+            self._results[b] = future.result
+        else:
+            with self._staging.beside():
+                total = self._sum_alone(b)
+            self._results[b] = lambda: total
+
+    def _nodes_for_peers(self, b: int) -> Any:
+        if self._settings.order != "tree":
+            return None
+        nodes = self._stacks[b].take()
+        if not self._host_sums:
+            return nodes
+        with self._staging.beside():
+            for tensor in nodes.values():
+                tensor.record_stream(self._staging.stream)
+            return {node: tensor.to("cpu", non_blocking=True) for node, tensor in nodes.items()}
+
+    def _sum_with_peers(self, b: int, nodes: Any, copied: Any) -> torch.Tensor:
+        if copied is not None:
+            copied.synchronize()  # on the reduction's own thread: the host runs ahead meanwhile
+        if nodes is not None:
+            return tree_sum(nodes, self._covers, self._group)
+        return chain_sum(self._staging.rows(b), self._split, self._group)
+
+    def _sum_alone(self, b: int) -> torch.Tensor:
+        if self._settings.order == "tree":
+            return tree_sum(self._stacks[b].take(), self._covers, self._group)
+        rows = self._staging.rows(b)
+        if self._staging.on_host:
+            return chain_sum_from_host(rows, self._device)
+        return chain_sum(rows, self._split, self._group)
+
+    @torch.no_grad()
+    def _reduce(self) -> None:
+        while self._next < len(self._buckets):
+            self._launch(self._next)
+        unused = self._unused_everywhere()
+        for b, bucket in enumerate(self._buckets):
+            total = self._results.pop(b)()
+            self._staging.join()
+            if total.device != self._device:
+                total = total.to(self._device, non_blocking=True)
+            elif self._staging.stream is not None:
+                total.record_stream(torch.cuda.current_stream(self._device))
+            self._write(bucket, total, unused)
+        self._used.zero_()
+
+    def _unused_everywhere(self) -> set[int]:
+        if not self._settings.find_unused_parameters:
+            return set()
+        self._group.all_reduce(self._used)()
+        return set((self._used == 0).nonzero().flatten().tolist())
+
+    def _write(self, bucket: _Bucket, total: torch.Tensor, unused: set[int]) -> None:
+        """Stock DDP copies into the gradient that is there, or makes one of the parameter's layout."""
+        targets, sources = [], []
+        for place in bucket.places:
+            if place.index in unused:
+                continue
+            parameter = self.parameters[place.index]
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter, memory_format=torch.preserve_format)
+            targets.append(parameter.grad)
+            sources.append(place.view(total))
+        if targets:
+            torch._foreach_copy_(targets, sources)
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _scale_into(
+    views: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], flat: torch.Tensor, factor: float
+) -> None:
+    if flat.device.type == "cpu":  # one pass over memory
+        for view, grad in zip(views, grads, strict=True):
+            if grad is None:
+                view.zero_()
+            else:
+                torch.mul(grad.detach(), factor, out=view)
+        return
+    present = [(v, g.detach()) for v, g in zip(views, grads, strict=True) if g is not None]
+    if len(present) < len(views):
+        flat.zero_()
+    if present:  # few launches
+        torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
+    flat.mul_(factor)
+
+
+def _ranges(split: Sequence[int]) -> list[range]:
+    starts = [sum(split[:w]) for w in range(len(split))]
+    return [range(start, start + count) for start, count in zip(starts, split, strict=True)]
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Non-overlapping and dense: some permutation of its dimensions is contiguous."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

@@ -1,0 +1,466 @@
+"""One worker: composes contexts, data, buffers, reduction and gates into the rhythm of global steps.
+
+Reads from top to bottom as a step runs: `loop_begins`, for each EST `turn_begins` .. the script's body .. `turn_ends`,
+then `round_ends`, which completes the global step and is the only place where state is consistent: fingerprints,
+checkpoints, stops and hand-overs happen there.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from easyscale.core.errors import EasyScaleError, LoaderLengthError, LoopError, UnsupportedError, UsageError
+from easyscale.core.messages import HandedOver
+from easyscale.core.spec import WorkerSpec
+from easyscale.numerics.fingerprint import fingerprint
+from easyscale.numerics.rng import RngState, seed_all
+from easyscale.runtime import membership, state
+from easyscale.runtime.buffers import Buffers
+from easyscale.runtime.context import EstContext
+from easyscale.runtime.data.feed import Feed
+from easyscale.runtime.engine import (
+    Engine,
+    PrepareOptions,
+    ScriptSettings,
+    attach,
+    refuse_unsupported,
+    sort_objects,
+)
+from easyscale.runtime.gates import SHARED_UPDATES, Rhythm, gate_methods, gate_optimizer
+from easyscale.runtime.loop import PreparedLoader
+from easyscale.runtime.reduce import Reducer, ReductionSettings
+from easyscale.runtime.stops import Leaving
+
+
+class EstSession(Engine):
+    """The engine of `--engine est`."""
+
+    def __init__(self, spec: WorkerSpec, settings: ScriptSettings, started: float) -> None:
+        super().__init__(spec, settings, started)
+        self.group = membership.join(spec)
+        self.record = membership.agree_on_record(self.group, spec, settings, self.device)
+        self.store = state.open_store(self)
+        self.rhythm = Rhythm()
+        self.current: int | None = None  # the EST whose local step runs
+        self.registered: dict[str, Any] = {}
+        self.per_est: dict[str, Any] = {}
+        self.unclaimed: dict[str, Any] = {}  # registered state of a checkpoint that waits for its object
+        self.resumed_loader: int | None = None
+        self.resumed_cursors: dict[int, Any] = {}
+        self.loader: PreparedLoader | None = None
+        self.samples = 0
+        self.failed = False
+        self._live: int | None = None  # the EST whose random states the generators hold
+        self._synchronise = True  # False inside model.no_sync()
+        self._carried: list[torch.Tensor | None] | None = None
+        self._wish_checkpoint = self._wish_stop = 0
+        self._last_save = time.monotonic()
+        self._wait_control: Any = None
+        self._broken: EasyScaleError | None = None
+        self._pid = os.getpid()
+        self._listen_to_signals()
+
+    # ------------------------------------------------------------------ prepare
+
+    def prepare(self, objects: tuple[Any, ...], options: PrepareOptions) -> list[Any]:
+        kinds = sort_objects(objects)
+        if self.model is not None:
+            raise UsageError("es.prepare() was called twice.", "a job has one model.", "pass all objects in one call.")
+        model = kinds["models"][0]
+        refuse_unsupported(model)
+        self.options = options
+        model.to(self.device)
+        membership.share_initial_state(self.group, model)
+        self.optimizers, self.schedulers, self.scalers = kinds["optimizers"], kinds["schedulers"], kinds["scalers"]
+        ignored = frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+        self.buffers = Buffers(model, ignored, self.group, holds_est0=0 in self.ests)
+        self.reducer = self._make_reducer(model, ignored)
+        self.rhythm.synchronised = lambda: self.reducer.synchronised
+        feeds = [self._make_feed(loader) for loader in kinds["loaders"]]
+        self.loaders = [
+            PreparedLoader(self, loader, feed, i) for i, (loader, feed) in enumerate(zip(kinds["loaders"], feeds, strict=True))
+        ]
+        self.generators = tuple(dict.fromkeys(g for feed in feeds for g in feed.generators))
+        self.contexts = {est: self._first_context(est) for est in self.ests}
+        self.seed_between()
+        self.model = model
+        self.buffers.keep_as_base()
+        if not options.broadcast_buffers:
+            for context in self.contexts.values():
+                context.buffers = self.buffers.copy()
+        self._install(model)
+        state.resume(self)
+        self.ready()
+        prepared = iter(self.loaders)
+        return [next(prepared) if thing in kinds["loaders"] else thing for thing in objects]
+
+    def _make_reducer(self, model: torch.nn.Module, ignored: frozenset[str]) -> Reducer:
+        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and n not in ignored]
+        if not named:
+            raise UsageError(
+                "The model has no parameter that requires a gradient.",
+                "there is nothing to train; stock DDP refuses it too.",
+                "set requires_grad=True where it should learn.",
+            )
+        settings = ReductionSettings(
+            order=self.settings.reduction,
+            staging=self.settings.staging,
+            bucket_cap_mb=self.options.bucket_cap_mb,
+            find_unused_parameters=self.options.find_unused_parameters,
+        )
+        names, parameters = zip(*named, strict=True)
+        return Reducer(names, parameters, self.spec.plan.split, self.group, settings, self.device)
+
+    def _make_feed(self, loader: Any) -> Feed:
+        return Feed(
+            loader, world_size=self.world, ests=self.ests, seed=self.settings.seed, device=self.device,
+            announce=self._announce,
+        )  # fmt: skip
+
+    def _announce(self, est: int) -> None:
+        """Inside a loader process: whose batch is being made."""
+        self.current = est
+
+    def _first_context(self, est: int) -> EstContext:
+        own = [g.get_state() for g in self.generators]
+        seed_all(self.settings.seed + est)
+        rng = RngState.capture(self.device, self.generators)
+        rng.extra = tuple(own)  # a loader's generator starts as the script made it, on every rank
+        return EstContext(est, rng)
+
+    def _install(self, model: torch.nn.Module) -> None:
+        attach(model, self._before_forward, self._after_forward)
+        model.no_sync = self.no_sync  # type: ignore[assignment]
+        # torch.compile cuts graphs at stock DDP's bucket limits; the cut can change bits, so it must be ours too.
+        self._compile_hint = SimpleNamespace(bucket_bytes_cap=int(self.options.bucket_cap_mb * 1024 * 1024))
+        for optimizer in self.optimizers:
+            gate_optimizer(optimizer, self.rhythm.optimizer_step)
+        for scheduler in self.schedulers:
+            gate_methods(scheduler, ("step",), self.rhythm.shared_update)
+        for scaler in self.scalers:
+            gate_methods(scaler, ("step", "unscale_", "update"), self.rhythm.shared_update)
+
+    def register(self, name: str, target: Any, per_est: bool) -> None:
+        if not (hasattr(target, "state_dict") and hasattr(target, "load_state_dict")):
+            raise UsageError(
+                f"es.register({name!r}, ...) got a {type(target).__name__}.",
+                "it has no state_dict() and load_state_dict(), so its state cannot travel.",
+                "give it these two methods, with plain values and tensors.",
+            )
+        if name in self.registered or name in self.per_est:
+            raise UsageError(f"{name!r} is registered twice.", "names tell states apart.", "choose another name.")
+        if per_est:
+            self.per_est[name] = target
+            for context in getattr(self, "contexts", {}).values():
+                context.registered.setdefault(name, copy.deepcopy(target.state_dict()))
+        else:
+            self.registered[name] = target
+            if name in self.unclaimed:
+                target.load_state_dict(self.unclaimed.pop(name))
+            gate_methods(target, SHARED_UPDATES, self.rhythm.shared_update)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """As DDP's: gradients of backwards whose forward ran in here accumulate locally."""
+        before, self._synchronise = self._synchronise, False
+        try:
+            yield
+        finally:
+            self._synchronise = before
+
+    # ------------------------------------------------------------------ a loop
+
+    def loop_begins(self, loader: PreparedLoader) -> None:
+        self.check()
+        if self.loader is not None:
+            raise LoopError(
+                "A loop over a prepared loader began inside another one.",
+                "ESTs take turns in one loop at a time.",
+                "finish the first loop, or leave the inner loader out of es.prepare().",
+            )
+        if self.unclaimed:
+            raise UsageError(
+                f"The checkpoint has registered state that the script did not register: {', '.join(self.unclaimed)}.",
+                "training on without it would change the bits.",
+                "call es.register() with these names before the loop.",
+            )
+        if self.epoch > 0 and not self.in_epochs and self.spec.resume is not None:
+            raise LoopError(
+                "The job was resumed, but the loop does not run inside es.epochs().",
+                "a plain range() would start again at epoch 0.",
+                "write `for epoch in es.epochs(count):` around the loop.",
+            )
+        self.loader = loader
+        self.buffers.keep_as_base()  # code between loops may have changed them; rank 0's count
+        self.buffers.share_base()
+        resumed = state.cursors_for(self, loader)
+        loader.taken = {est: cursor["taken"] for est, cursor in resumed.items()}
+        for est in self.ests:
+            self._switch(est)
+            if est in resumed:
+                loader.feed.restore(est, resumed[est]["feed"])
+                self.contexts[est].rng.restore(self.device, self.generators)
+            else:
+                loader.feed.open(est, self.epoch if self.in_epochs else loader.opened)
+        loader.opened += 1
+
+    def turn_begins(self, est: int, position: int) -> None:
+        context = self.contexts[est]
+        self._switch(est)
+        self.current = self.rhythm.est = est
+        self._position, self._forwards = position, 0
+        self.rhythm.is_last = est == self.ests[-1]
+        for name, target in self.per_est.items():
+            if len(self.ests) > 1 and name in context.registered:
+                target.load_state_dict(context.registered[name])
+        if context.gradients is not None:
+            self._put_gradients(context.gradients)
+            context.gradients = None
+        elif position > 0 and self._carried is not None:
+            self._put_gradients([None if g is None else g.clone() for g in self._carried])
+        if context.buffers is not None:
+            self.buffers.put(context.buffers)
+            context.buffers = None
+        if position == 0:
+            self._carried, self._synchronised = None, []
+        self.reducer.begin(est)
+
+    def wants_more(self) -> bool:
+        """The EST is in the middle of an accumulation window."""
+        return self.reducer.accumulated and not self.reducer.synchronised
+
+    def turn_ends(self) -> None:
+        assert self.current is not None
+        context = self.contexts[self.current]
+        self._synchronised.append(self.reducer.synchronised)
+        if self.wants_more():
+            context.gradients = [p.grad for p in self.reducer.parameters]
+            self._put_gradients([None] * len(context.gradients))
+        if self.current == 0:
+            self.buffers.keep_as_base()
+        if not context.synchronise_buffers or not self.options.broadcast_buffers:
+            context.buffers = self.buffers.copy()
+        for name, target in self.per_est.items():
+            context.registered[name] = copy.deepcopy(target.state_dict())
+        self.turn_abandoned()
+
+    def turn_abandoned(self) -> None:
+        self.reducer.end()
+        self.current = self.rhythm.est = None
+        self.rhythm.is_last = True
+
+    def round_ends(self) -> None:
+        """All ESTs of this worker had their turn: the global step is complete."""
+        wishes = self.hear_round()
+        if len(set(self._synchronised)) > 1:
+            raise LoopError(
+                f"In one round, only some ESTs called backward(): {self._synchronised} for ESTs {list(self.ests)}.",
+                "every EST takes part in every global step; stock DDP would hang here.",
+                "call backward() for each batch, or for none (multiply the loss by 0 to leave a batch out).",
+            )
+        if not self._synchronised[0]:
+            self.samples = 0
+            return
+        self.step += 1
+        self.buffers.share_base()
+        self.buffers.base_to_live()
+        if self.reducer.ready is None:
+            membership.share_order(self.group, self.reducer)
+        self.journal.step_done(self.step - 1, self.epoch, self.samples)
+        self.samples = 0
+        self._after_step(wishes)
+
+    def _after_step(self, wishes: tuple[int, int]) -> None:
+        every = self.spec.fingerprint_every
+        if every and self.step % every == 0 and 0 in self.ests:
+            assert self.model is not None
+            self.journal.fingerprint(self.step, fingerprint(self.model))
+        checkpoint, stop = wishes
+        due = self.spec.checkpoint_every is not None and self.step % self.spec.checkpoint_every == 0
+        if self.store is not None and (checkpoint or due or stop):
+            self._save()
+        if stop:
+            raise Leaving(128 + stop)
+        if self.spec.stop_at is not None and self.step >= self.spec.stop_at:
+            state.hand_over(self)
+            if 0 in self.ests:
+                self.journal.flush(force=True)
+                self.journal.tell(HandedOver(step=self.step))
+            raise Leaving(0)
+
+    def loop_ends(self, loader: PreparedLoader, outcome: BaseException | None) -> None:
+        if isinstance(outcome, GeneratorExit) and outcome.__context__ is None and not self.failed:
+            self._left_early(loader)
+        self.loader = None
+        if self.current is not None:
+            self.turn_abandoned()
+        self._switch(None)
+        self.buffers.base_to_live()
+        loader.feed.close()
+
+    def _left_early(self, loader: PreparedLoader) -> None:
+        """`break` in the body: fine before the first backward of a round, or after the last."""
+        if self.current is None:
+            return
+        if self._position == len(self.ests) - 1 and self.reducer.synchronised:
+            self.turn_ends()
+            self.round_ends()
+        elif self._position == 0 and not self.reducer.synchronised:
+            self.turn_abandoned()
+            loader.draw_for_the_rest(0)
+            self.hear_round()
+        elif any(self._synchronised) or self.reducer.synchronised:
+            self._broken = LoopError(
+                f"The loop was left in the middle of a global step: EST {self.current} of {list(self.ests)}.",
+                "the ESTs after it did not run, so the step has no result.",
+                "leave at the top of the body, e.g. `if loader.batch_index == 100: break`.",
+            )
+
+    # ------------------------------------------------------------------ forward hooks
+
+    def _before_forward(self) -> None:
+        DistributedDataParallel._active_ddp_module = self._compile_hint  # type: ignore[assignment]
+        if self.current is None:
+            return
+        context = self.contexts[self.current]
+        if self._forwards == 0 and self._position == 0 and len(self.ests) > 1:
+            grads = [p.grad for p in self.reducer.parameters]
+            if any(g is not None for g in grads) and not self.reducer.accumulated:
+                self._carried = [None if g is None else g.detach().clone() for g in grads]
+        if self.buffers and self.options.broadcast_buffers and context.synchronise_buffers:
+            if self._forwards == 0:
+                self.buffers.base_to_live()
+            elif self.current != 0 and self.buffers.changed_outside_batch_norm():
+                raise UnsupportedError(
+                    f"EST {self.current} runs a second forward in one local step, and its first one changed a buffer.",
+                    "stock DDP would give it rank 0's buffers in between, which another EST may not have made yet.",
+                    "run one forward a local step, or pass broadcast_buffers=False to es.prepare().",
+                )
+        self._forwards += 1
+
+    def _after_forward(self) -> None:
+        DistributedDataParallel._active_ddp_module = None
+        if self.current is None:
+            return
+        synchronise = torch.is_grad_enabled() and self._synchronise
+        self.contexts[self.current].synchronise_buffers = synchronise
+        if torch.is_grad_enabled():
+            self.reducer.arm(synchronise)
+
+    # ------------------------------------------------------------------ agreement
+
+    def announce_round(self, more: bool) -> None:
+        """Tell the peers, beside the computation, that this worker has data, and what it was asked to do."""
+        if self.spec.checkpoint_seconds and time.monotonic() - self._last_save > self.spec.checkpoint_seconds:
+            self._wish_checkpoint = 1
+        self._control = torch.tensor([more, not more, self._wish_checkpoint, self._wish_stop], dtype=torch.int64)
+        if more:
+            self._wish_checkpoint = 0
+        self._wait_control = self.group.all_reduce(self._control, dist.ReduceOp.MAX)
+
+    def hear_round(self) -> tuple[int, int]:
+        self._wait_control()
+        more, ended, checkpoint, stop = self._control.tolist()
+        if more and ended:
+            raise LoaderLengthError(
+                "The loaders of some ESTs are exhausted while others still have batches.",
+                "every EST takes part in every global step; stock DDP would hang here.",
+                "give each rank the same number of batches.",
+            )
+        return checkpoint, stop
+
+    def request_checkpoint(self) -> None:
+        if self.store is None and self.spec.checkpoint_dir is None:
+            raise UsageError(
+                "es.checkpoint() was called, but the job has no checkpoint folder.",
+                "nobody said where checkpoints go.",
+                "start it with --checkpoint-dir DIR, or es.init(checkpoint_dir=...).",
+            )
+        self._wish_checkpoint = 1
+
+    def epoch_ended(self) -> None:
+        self.check()
+        self.announce_round(more=True)
+        checkpoint, stop = self.hear_round()
+        if checkpoint or stop:
+            self._save()
+        if stop:
+            raise Leaving(128 + stop)
+
+    def _save(self) -> None:
+        self._last_save = time.monotonic()
+        state.save(self)
+
+    def _listen_to_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        signals = [signal.SIGTERM] + ([signal.SIGINT] if self.spec.events_fd is not None else [])
+        for number in signals:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._pid:  # a loader process that was forked from here
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        if self.loader is None and not self.in_epochs:
+            raise Leaving(128 + number)
+        self._wish_stop = number
+
+    # ------------------------------------------------------------------ small things
+
+    def rank(self) -> int:
+        return self.ests.start if self.current is None else self.current
+
+    def log(self, values: dict[str, Any]) -> None:
+        if self.current is not None:
+            self.journal.log(self.current, values)
+
+    def check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+    def capture(self) -> None:
+        """Bring the stored random state of the EST whose states are live up to date."""
+        if self._live is not None:
+            self.contexts[self._live].rng = RngState.capture(self.device, self.generators)
+
+    def finish(self) -> None:
+        self.check()
+        if self.model is not None and self.store is not None:
+            self._save()
+            self.store.wait()
+        self.done(self.group.bytes_sent)
+        self.close()
+
+    def close(self) -> None:
+        for loader in getattr(self, "loaders", []):
+            loader.feed.shutdown()
+        if self.model is not None:
+            self.reducer.close()
+
+    def _switch(self, est: int | None) -> None:
+        if est == self._live:
+            return
+        self.capture()
+        self._live = est
+        if est is None:
+            self.seed_between()
+        else:
+            self.contexts[est].rng.restore(self.device, self.generators)
+
+    def _put_gradients(self, gradients: list[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self.reducer.parameters, gradients, strict=True):
+            parameter.grad = gradient

@@ -1,0 +1,11 @@
+"""Leaving the script on purpose: after a checkpoint on a signal, or to make room for the next plan."""
+
+from __future__ import annotations
+
+
+class Leaving(BaseException):
+    """Passes through the user's `except Exception`; `finally` blocks run. Carries the exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code

@@ -1,0 +1,99 @@
+"""The worker process: `python -m easyscale.runtime.worker [--module] TARGET [ARGS...]` runs the user's script.
+
+Ends with the script's own exit code; tells the launcher how it ended; never shows a traceback of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+from easyscale.core.errors import EasyScaleError
+from easyscale.core.messages import Failed
+from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
+from easyscale.runtime import api
+from easyscale.runtime.failures import describe
+from easyscale.runtime.journal import Journal
+from easyscale.runtime.stops import Leaving
+
+OUR_ERROR = 2
+
+
+def main(arguments: list[str]) -> int:
+    module = arguments[:1] == ["--module"]
+    target, *rest = arguments[1:] if module else arguments
+    spec = WorkerSpec.from_json(os.environ[WORKER_VARIABLE])
+    try:
+        _run(target, rest, module)
+        engine = api.current_engine()
+        if engine is not None:
+            engine.finish()
+        return 0
+    except Leaving as leaving:
+        return _leave(leaving.code)
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as problem:
+        return _fail(spec, problem)
+
+
+def _run(target: str, rest: list[str], module: bool) -> None:
+    if module:
+        sys.argv = [target, *rest]
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [target, *rest]
+        sys.path.insert(0, str(Path(target).resolve().parent))
+        runpy.run_path(target, run_name="__main__")
+
+
+def _leave(code: int) -> int:
+    engine = api.current_engine()
+    if engine is not None:
+        engine.journal.flush(force=True)
+        store = getattr(engine, "store", None)
+        if store is not None:
+            store.wait()
+        getattr(engine, "close", lambda: None)()
+    return code
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    """`sys.exit()` in the script: its code, and a clean end where it means success."""
+    code = leaving.code
+    if code is None or code == 0:
+        engine = api.current_engine()
+        if engine is not None:
+            engine.finish()
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _fail(spec: WorkerSpec, problem: BaseException) -> int:
+    engine = api.current_engine()
+    step = 0
+    if engine is not None:
+        engine.failed = True  # type: ignore[attr-defined]
+        step = engine.step
+    ours, text = describe(problem)
+    journal = engine.journal if engine is not None else Journal(spec.worker, range(0), spec.events_fd, "warn")
+    journal.tell(Failed(worker=spec.worker, step=step, ours=ours, text=text))
+    if spec.events_fd is None:
+        print(text, file=sys.stderr)
+    if isinstance(problem, KeyboardInterrupt):
+        return 130
+    return OUR_ERROR if isinstance(problem, EasyScaleError) else 1
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that wait for a lost peer must not keep the process: everything that matters is written by now.
+    os._exit(code)
