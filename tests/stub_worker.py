@@ -49,10 +49,11 @@ def wait_for_the_end() -> NoReturn:
 
 
 def first_step() -> int:
-    """As the runtime: a folder's manifest says it. `latest` is not needed here."""
+    """As the runtime: the manifest of a checkpoint, or of the newest one in a folder. `latest` is not needed here."""
     if spec.resume is None:
         return 0
-    step: int = json.loads((Path(spec.resume) / "checkpoint.json").read_text())["step"]
+    manifests = [*Path(spec.resume).glob("checkpoint.json"), *sorted(Path(spec.resume).glob("step-*/checkpoint.json"))]
+    step: int = json.loads(manifests[-1].read_text())["step"]
     return step
 
 
@@ -88,8 +89,8 @@ def train() -> None:
 def hand_over(step: int) -> NoReturn:
     assert spec.handoff is not None
     if spec.worker == 0:
-        folder = Path(spec.handoff)
-        folder.mkdir()
+        folder = Path(spec.handoff) / f"step-{step:010d}"
+        folder.mkdir(parents=True)
         (folder / "checkpoint.json").write_text(json.dumps({"step": step}))
     tell(HandedOver(step=step, worker=spec.worker, timings={"reduce": 1.0}, bytes_sent=10))
     sys.exit(0)
@@ -99,9 +100,8 @@ def sha(step: int) -> str:
     return hashlib.sha256(str(step).encode()).hexdigest()
 
 
-def interrupt_the_launcher(number: int, times: int = 1) -> None:
-    for _ in range(times):
-        os.kill(os.getppid(), number)
+def interrupt_the_launcher(number: int) -> None:
+    os.kill(os.getppid(), number)
 
 
 def checkpoint_on(number: int, code: int) -> None:
@@ -149,9 +149,10 @@ match behaviour:
             interrupt_the_launcher(number)
         wait_for_the_end()
     case "deaf":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Two signals at once would be one. Its own copy of the first tells that the launcher has heeded it.
+        signal.signal(signal.SIGINT, lambda *_: interrupt_the_launcher(signal.SIGINT))
         ready()
-        interrupt_the_launcher(signal.SIGINT, times=2)
+        interrupt_the_launcher(signal.SIGINT)
         wait_for_the_end()
     case "interrupted-hand-over":
         # The signal comes when the state is in the hand-over only; the next workers must save it.

@@ -163,8 +163,8 @@ def test_workers_die_with_their_launcher() -> None:
         import os, signal, sys
         from easyscale.backends.local import LocalLauncher, Target
         from easyscale.core.spec import WorkerSpec
-        command = (sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()")
-        worker = LocalLauncher(os.environ, command).start(WorkerSpec(ests=1), Target("x"))
+        deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+        worker = LocalLauncher(os.environ, (sys.executable, "-c", deaf)).start(WorkerSpec(ests=1), Target("x"))
         os.set_blocking(worker.stdout, True)
         os.read(worker.stdout, 10)
         print(worker.pid, flush=True)

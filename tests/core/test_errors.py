@@ -14,7 +14,7 @@ TREE = {
 
 def test_the_tree_of_errors_is_the_one_that_the_docstring_draws() -> None:
     found = {
-        name: thing.__base__.__name__
+        name: thing.__bases__[0].__name__
         for name, thing in vars(errors).items()
         if isinstance(thing, type) and issubclass(thing, EasyScaleError) and thing is not EasyScaleError
     }

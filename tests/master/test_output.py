@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -6,7 +8,7 @@ from easyscale.master.output import Lines
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     edges = [0, *sorted(at), len(data)]
-    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [data[a:b] for a, b in pairwise(edges)]
 
 
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b""])).map(b"".join), st.data())

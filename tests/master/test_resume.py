@@ -27,25 +27,32 @@ def test_latest_is_the_highest_step_whose_manifest_can_be_read(tmp_path: Path) -
     assert first_step("latest", str(tmp_path)) == 100
 
 
-def test_latest_of_no_checkpoint_at_all_begins_at_step_0(tmp_path: Path) -> None:
-    assert first_step("latest", str(tmp_path)) == 0
-    assert first_step("latest", str(tmp_path / "not yet")) == 0
+@pytest.mark.parametrize("name", [".", "not yet"])
+def test_auto_begins_anew_where_latest_is_refused(tmp_path: Path, name: str) -> None:
+    folder = str(tmp_path / name)
+    assert first_step("auto", folder) == 0
+    with pytest.raises(CheckpointError, match="no checkpoint") as caught:
+        first_step("latest", folder)
+    assert "--resume auto" in caught.value.now
+    if name == ".":
+        checkpoint(tmp_path, 30)
+        assert first_step("auto", folder) == 30
 
 
-def test_latest_without_a_checkpoint_folder_is_refused() -> None:
+@pytest.mark.parametrize("resume", ["latest", "auto"])
+def test_latest_without_a_checkpoint_folder_is_refused(resume: str) -> None:
     with pytest.raises(UsageError, match="where the checkpoints are"):
-        first_step("latest", None)
+        first_step(resume, None)
 
 
 def test_a_checkpoint_can_be_named(tmp_path: Path) -> None:
     assert first_step(str(checkpoint(tmp_path, 12)), None) == 12
 
 
-def test_naming_the_folder_of_checkpoints_is_refused_with_the_flags_that_would_work(tmp_path: Path) -> None:
+def test_naming_a_folder_of_checkpoints_means_its_newest(tmp_path: Path) -> None:
     checkpoint(tmp_path, 12)
-    with pytest.raises(CheckpointError, match="step-0000000012") as caught:
-        first_step(str(tmp_path), None)
-    assert f"--resume latest --checkpoint-dir {tmp_path}" in caught.value.now
+    checkpoint(tmp_path, 13)
+    assert first_step(str(tmp_path), None) == 13
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"step": -1}', '{"step": "x"}', '{"step": true}', "\xff"])

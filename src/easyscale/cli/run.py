@@ -50,7 +50,7 @@ def run(
     checkpoint_every: Annotated[int | None, typer.Option(min=1, help="Global steps between checkpoints.")] = None,
     checkpoint_seconds: Annotated[float | None, typer.Option(min=0, help="Seconds between checkpoints.")] = None,
     checkpoint_keep: Annotated[int, typer.Option(min=1, help="The newest checkpoints that stay.")] = 3,
-    resume: Annotated[str | None, typer.Option(metavar="latest|PATH", help="Go on from a checkpoint.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="latest|auto|PATH", help="Go on from a checkpoint; auto starts anew if there is none.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a JSON report of the run.")] = None,
     fingerprint_every: Annotated[
         int | None, typer.Option(min=1, help="Global steps between fingerprints of the model.")
@@ -73,7 +73,7 @@ def run(
         job=Path(script).stem if not module else script.rpartition(".")[2],
         checkpoint_dir=str(checkpoint_dir.absolute()) if checkpoint_dir else None,
         checkpoint_every=checkpoint_every, checkpoint_seconds=checkpoint_seconds, checkpoint_keep=checkpoint_keep,
-        resume=resume if resume in (None, "latest") else str(Path(resume).absolute()),
+        resume=resume if resume in (None, "latest", "auto") else str(Path(resume).absolute()),
         fingerprint_every=fingerprint_every,
     )  # fmt: skip
     check_settings(template)

@@ -5,47 +5,56 @@ Only the step is read here, to choose the plan in force; the workers check the c
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 from easyscale.core.errors import CheckpointError, UsageError
 
 MANIFEST = "checkpoint.json"
-LATEST = "latest"
+LATEST, AUTO = "latest", "auto"
 
 
 def first_step(resume: str | None, checkpoint_dir: str | None) -> int:
-    """The global step at which the job goes on. 0 where `latest` finds no checkpoint yet: a job that is
-    always started with `--resume latest` has none the first time, and the workers decide about that."""
+    """The global step at which the job goes on. `auto` is `latest` where there is a checkpoint, else a new start:
+    for jobs that are always started with the same command."""
     if resume is None:
         return 0
-    if resume != LATEST:
-        return _step_in(Path(resume))
+    if resume not in (LATEST, AUTO):
+        folder = Path(resume)
+        newest = _newest(folder) if not (folder / MANIFEST).exists() else None
+        return _step_in(folder) if newest is None else newest
     if checkpoint_dir is None:
         raise UsageError(
-            "--resume latest does not say where the checkpoints are.",
+            f"--resume {resume} does not say where the checkpoints are.",
             "the latest one is looked for in the folder of --checkpoint-dir.",
             "add --checkpoint-dir FOLDER, or name one checkpoint with --resume FOLDER/step-0000000120.",
         )
-    for folder in sorted(Path(checkpoint_dir).glob("step-*"), reverse=True):
-        try:
-            return _step_in(folder)
-        except CheckpointError:  # damaged or half written: the workers will pass it by as well
-            continue
-    return 0
+    newest = _newest(Path(checkpoint_dir))
+    if newest is None and resume == LATEST:
+        raise CheckpointError(
+            f"There is no checkpoint in {checkpoint_dir}.",
+            "--resume latest needs one.",
+            "check the folder, or use --resume auto, which starts anew where there is none.",
+        )
+    return newest or 0
+
+
+def _newest(folder: Path) -> int | None:
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        with contextlib.suppress(CheckpointError):  # damaged or half written: the workers pass it by as well
+            return _step_in(path)
+    return None
 
 
 def _step_in(folder: Path) -> int:
     try:
         step = json.loads((folder / MANIFEST).read_text())["step"]
     except FileNotFoundError:
-        inside = sorted(path.name for path in folder.glob("step-*"))
         raise CheckpointError(
             f"{folder} is not a checkpoint.",
-            f"it has no {MANIFEST}" + (f", but checkpoints in it (the newest: {inside[-1]})." if inside else "."),
-            f"use --resume latest --checkpoint-dir {folder}."
-            if inside
-            else "name a checkpoint's own folder, such as --resume checkpoints/step-0000000120.",
+            f"it has no {MANIFEST}." if folder.is_dir() else "there is no such folder.",
+            "name a checkpoint's own folder, such as --resume checkpoints/step-0000000120, or a folder of them.",
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise CheckpointError(

@@ -14,21 +14,25 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-FIRST_BUCKET_BYTES: int = dist._DEFAULT_FIRST_BUCKET_BYTES  # 1 MiB
-
 BucketMap = list[list[int]]
 
 
-def first_buckets(parameters: Sequence[torch.Tensor], cap_bytes: int, find_unused: bool) -> BucketMap:
+def bucket_limits(cap_mb: float | None) -> list[int]:
+    """Bytes of the first bucket and of the others. Stock DDP shrinks the first one only by default (None)."""
+    if cap_mb is None:
+        return [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 1024 * 1024]
+    return [int(cap_mb * 1024 * 1024)] * 2
+
+
+def first_buckets(parameters: Sequence[torch.Tensor], limits: list[int], find_unused: bool) -> BucketMap:
     """Buckets of the first backward, in the order in which they are reduced."""
-    limits = [FIRST_BUCKET_BYTES, cap_bytes] if find_unused else [sys.maxsize]
+    limits = limits if find_unused else [sys.maxsize]
     buckets, _ = dist._compute_bucket_assignment_by_size(list(parameters), limits, [False] * len(parameters))
     return list(reversed(buckets))
 
 
-def rebuilt_buckets(parameters: Sequence[torch.Tensor], cap_bytes: int, ready: Sequence[int]) -> BucketMap:
+def rebuilt_buckets(parameters: Sequence[torch.Tensor], limits: list[int], ready: Sequence[int]) -> BucketMap:
     """Buckets from the second global step on; `ready` is rank 0's order of gradients in the first backward."""
     tensors = [parameters[i] for i in ready]
-    limits = [FIRST_BUCKET_BYTES, cap_bytes]
     buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors), list(ready))
     return [list(bucket) for bucket in buckets]

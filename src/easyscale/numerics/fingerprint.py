@@ -28,5 +28,7 @@ def fingerprint(model: torch.nn.Module | Mapping[str, Any]) -> str:
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements in row-major order as bytes, whatever the device, dtype and strides."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    if not tensor.numel():
+        return memoryview(b"")
+    dense = tensor.detach().cpu().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data

@@ -90,7 +90,7 @@ def prepare(
     *objects: Any,
     find_unused_parameters: bool = False,
     broadcast_buffers: bool = True,
-    bucket_cap_mb: float = 25.0,
+    bucket_cap_mb: float | None = None,
     place_batches: bool = True,
 ) -> Any:
     """Make model, optimizers, DataLoaders, LR schedulers and GradScalers follow the ESTs.

@@ -44,7 +44,7 @@ class PrepareOptions:
 
     find_unused_parameters: bool = False
     broadcast_buffers: bool = True
-    bucket_cap_mb: float = 25.0
+    bucket_cap_mb: float | None = None
     place_batches: bool = True
 
 
@@ -204,7 +204,7 @@ def batch_size(batch: Any) -> int:
     return int(batch.shape[0]) if isinstance(batch, torch.Tensor) and batch.dim() else 0
 
 
-def attach(model: torch.nn.Module, before: Callable[[], None], after: Callable[[], None]) -> None:
+def attach(model: torch.nn.Module, before: Callable[[], None], after: Callable[[Any], Any]) -> None:
     """Call `before` and `after` each forward of this very model (not of a deep copy of it).
 
     Plain functions: a deep copy of the model shares them instead of copying what they belong to.
@@ -214,15 +214,14 @@ def attach(model: torch.nn.Module, before: Callable[[], None], after: Callable[[
         if module is model:
             before()
 
-    def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
-        if module is model:
-            after()
+    def leave(module: torch.nn.Module, args: Any, output: Any) -> Any:
+        return after(output) if module is model else None
 
     model.register_forward_pre_hook(_untraced(enter), prepend=True)
     model.register_forward_hook(_untraced(leave))
 
 
-def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Keep torch.compile out of a hook, without importing the compiler (seconds) where nobody compiles."""
     if "torch._dynamo" in sys.modules:
         return torch.compiler.disable(hook)  # type: ignore[no-any-return]

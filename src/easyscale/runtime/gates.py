@@ -65,6 +65,20 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
+def allow_empty_clipping() -> None:
+    """`clip_grad_value_` fails where no parameter has a gradient (`clip_grad_norm_` does not): let it do nothing."""
+    clipping = torch.nn.utils.clip_grad
+    grouping = clipping._group_tensors_by_device_and_dtype
+    if getattr(grouping, "allows_nothing", False):
+        return
+
+    def group(lists: list[list[torch.Tensor]], *args: Any, **kwargs: Any) -> Any:
+        return grouping(lists, *args, **kwargs) if lists[0] else {}
+
+    group.allows_nothing = True  # type: ignore[attr-defined]
+    clipping._group_tensors_by_device_and_dtype = group  # type: ignore[assignment]
+
+
 def gate_methods(target: Any, names: Iterable[str], gate: Gate) -> None:
     """Give `target` a subclass of its own class in which these methods pass the gate first."""
     cls = type(target)

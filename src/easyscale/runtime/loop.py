@@ -67,8 +67,10 @@ class PreparedLoader:
                     batch = self.feed.next(est)
                 except StopIteration:
                     break
-                if position == 0 and taken == 0:
-                    session.announce_round(more=True)
+                if taken == 0:
+                    session.batch_drawn()
+                    if position == 0:
+                        session.announce_round(more=True)
                 self.batch_index = self.taken.get(est, 0)
                 self.taken[est] = self.batch_index + 1
                 taken += 1

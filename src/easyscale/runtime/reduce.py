@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 
 from easyscale.core.errors import LoopError, UnsupportedError, UnusedParameterError
-from easyscale.numerics.buckets import BucketMap, first_buckets, rebuilt_buckets
+from easyscale.numerics.buckets import BucketMap, bucket_limits, first_buckets, rebuilt_buckets
 from easyscale.numerics.order import tree_nodes
 from easyscale.runtime.group import Group
 from easyscale.runtime.staging import Staging, StagingKind
@@ -31,7 +31,7 @@ class ReductionSettings:
 
     order: Order = "ddp"
     staging: StagingKind = "auto"
-    bucket_cap_mb: float = 25.0  # stock DDP's default
+    bucket_cap_mb: float | None = None  # None: stock DDP's default, 1 MiB for the first bucket and 25 for others
     find_unused_parameters: bool = False
 
 
@@ -87,15 +87,12 @@ class Reducer:
         self._early = self._remote or device.type == "cuda"
         self.ready: list[int] | None = None  # rank 0's order of gradients, once known
         self._recorded: list[int] = []
-        self._use(first_buckets(parameters, self._cap, settings.find_unused_parameters))
+        self._use(first_buckets(parameters, bucket_limits(settings.bucket_cap_mb), settings.find_unused_parameters))
         self._est: int | None = None
         self._phase: Literal["idle", "waiting", "backward", "done"] = "idle"
         self._armed = False
+        self.on_reduced: Callable[[], None] = lambda: None  # p.grad holds the reduced gradient
         self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(parameters)]
-
-    @property
-    def _cap(self) -> int:
-        return int(self._settings.bucket_cap_mb * 1024 * 1024)
 
     @property
     def gradient_bytes(self) -> int:
@@ -140,7 +137,7 @@ class Reducer:
             self.ready = []
             return
         self.ready = list(ready)
-        self._use(rebuilt_buckets(self.parameters, self._cap, ready))
+        self._use(rebuilt_buckets(self.parameters, bucket_limits(self._settings.bucket_cap_mb), ready))
 
     @property
     def bucket_map(self) -> BucketMap:
@@ -221,6 +218,7 @@ class Reducer:
         self._staging.choose(self.gradient_bytes)
         if self.is_last:
             self._reduce()
+            self.on_reduced()
         else:
             self._set_aside()
 

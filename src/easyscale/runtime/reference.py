@@ -61,12 +61,13 @@ class ReferenceSession(Engine):
         self.ddp = DistributedDataParallel(
             model,
             find_unused_parameters=options.find_unused_parameters,
-            bucket_cap_mb=options.bucket_cap_mb,
+            bucket_cap_mb=options.bucket_cap_mb,  # type: ignore[arg-type]
             **wishes,
         )
         self.options, self.model, self.trained = options, model, False
         attach(model, self._before_forward, self._after_forward)
-        model.no_sync = self.ddp.no_sync  # type: ignore[assignment]
+        ddp = self.ddp  # a plain function below: a deep copy of the model must not copy DDP
+        model.no_sync = lambda: ddp.no_sync()  # type: ignore[assignment]
         loaders = {id(loader): ReferenceLoader(self, loader) for loader in kinds["loaders"]}
         seed_all(self.settings.seed + self.spec.worker)
         self.rng = RngState.capture(self.device)
@@ -79,12 +80,13 @@ class ReferenceSession(Engine):
         if torch.is_grad_enabled() or self._in_loop:
             self.ddp._pre_forward()
 
-    def _after_forward(self) -> None:
+    def _after_forward(self, output: Any) -> Any:
         DistributedDataParallel._active_ddp_module = None
-        if torch.is_grad_enabled() or self._in_loop:
-            self.ddp._post_forward(None)
         if torch.is_grad_enabled() and self.ddp.require_backward_grad_sync:
             self.trained = True
+        if torch.is_grad_enabled() or self._in_loop:
+            return self.ddp._post_forward(output)
+        return None
 
     _in_loop = False
 

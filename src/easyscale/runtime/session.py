@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from easyscale.core.errors import EasyScaleError, LoaderLengthError, LoopError, UnsupportedError, UsageError
 from easyscale.core.messages import HandedOver
 from easyscale.core.spec import WorkerSpec
+from easyscale.numerics.buckets import bucket_limits
 from easyscale.numerics.fingerprint import fingerprint
 from easyscale.numerics.rng import RngState, seed_all
 from easyscale.runtime import membership, state
@@ -38,7 +39,7 @@ from easyscale.runtime.engine import (
     refuse_unsupported,
     sort_objects,
 )
-from easyscale.runtime.gates import SHARED_UPDATES, Rhythm, gate_methods, gate_optimizer
+from easyscale.runtime.gates import SHARED_UPDATES, Rhythm, allow_empty_clipping, gate_methods, gate_optimizer
 from easyscale.runtime.loop import PreparedLoader
 from easyscale.runtime.reduce import Reducer, ReductionSettings
 from easyscale.runtime.stops import Leaving
@@ -88,6 +89,7 @@ class EstSession(Engine):
         self.buffers = Buffers(model, ignored, self.group, holds_est0=0 in self.ests)
         self.reducer = self._make_reducer(model, ignored)
         self.rhythm.synchronised = lambda: self.reducer.synchronised
+        self.reducer.on_reduced = self._gradients_reduced
         feeds = [self._make_feed(loader) for loader in kinds["loaders"]]
         self.loaders = [
             PreparedLoader(self, loader, feed, i) for i, (loader, feed) in enumerate(zip(kinds["loaders"], feeds, strict=True))
@@ -142,9 +144,11 @@ class EstSession(Engine):
 
     def _install(self, model: torch.nn.Module) -> None:
         attach(model, self._before_forward, self._after_forward)
-        model.no_sync = self.no_sync  # type: ignore[assignment]
+        session = self  # a plain function below: a deep copy of the model must not copy the session
+        model.no_sync = lambda: session.no_sync()  # type: ignore[assignment]
         # torch.compile cuts graphs at stock DDP's bucket limits; the cut can change bits, so it must be ours too.
-        self._compile_hint = SimpleNamespace(bucket_bytes_cap=int(self.options.bucket_cap_mb * 1024 * 1024))
+        self._compile_hint = SimpleNamespace(bucket_bytes_cap=bucket_limits(self.options.bucket_cap_mb)[-1])
+        allow_empty_clipping()
         for optimizer in self.optimizers:
             gate_optimizer(optimizer, self.rhythm.optimizer_step)
         for scheduler in self.schedulers:
@@ -217,11 +221,19 @@ class EstSession(Engine):
         loader.opened += 1
 
     def turn_begins(self, est: int, position: int) -> None:
-        context = self.contexts[est]
+        """The turn of an EST: its random states are live, its next batch can be drawn."""
         self._switch(est)
         self.current = self.rhythm.est = est
         self._position, self._forwards = position, 0
         self.rhythm.is_last = est == self.ests[-1]
+        if position == 0:
+            self._carried, self._synchronised = None, []
+        self.reducer.begin(est)
+
+    def batch_drawn(self) -> None:
+        """There is a batch: the EST's state goes where the script will see it."""
+        assert self.current is not None
+        context, position = self.contexts[self.current], self._position
         for name, target in self.per_est.items():
             if len(self.ests) > 1 and name in context.registered:
                 target.load_state_dict(context.registered[name])
@@ -233,9 +245,6 @@ class EstSession(Engine):
         if context.buffers is not None:
             self.buffers.put(context.buffers)
             context.buffers = None
-        if position == 0:
-            self._carried, self._synchronised = None, []
-        self.reducer.begin(est)
 
     def wants_more(self) -> bool:
         """The EST is in the middle of an accumulation window."""
@@ -250,11 +259,22 @@ class EstSession(Engine):
             self._put_gradients([None] * len(context.gradients))
         if self.current == 0:
             self.buffers.keep_as_base()
-        if not context.synchronise_buffers or not self.options.broadcast_buffers:
-            context.buffers = self.buffers.copy()
+        if context.buffers is None:
+            self._keep_own_buffers(context)
         for name, target in self.per_est.items():
             context.registered[name] = copy.deepcopy(target.state_dict())
         self.turn_abandoned()
+
+    def _keep_own_buffers(self, context: EstContext) -> None:
+        if not context.synchronise_buffers or not self.options.broadcast_buffers:
+            context.buffers = self.buffers.copy()
+
+    def _gradients_reduced(self) -> None:
+        """What follows in the body (an average of the weights, say) sees rank 0's buffers, as on rank 0."""
+        if self.current != 0 and 0 in self.ests and self.buffers:
+            assert self.current is not None
+            self._keep_own_buffers(self.contexts[self.current])
+            self.buffers.base_to_live()
 
     def turn_abandoned(self) -> None:
         self.reducer.end()
@@ -350,7 +370,7 @@ class EstSession(Engine):
                 )
         self._forwards += 1
 
-    def _after_forward(self) -> None:
+    def _after_forward(self, output: Any) -> None:
         DistributedDataParallel._active_ddp_module = None
         if self.current is None:
             return

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from easyscale.numerics.rng import RngState, seed_all
 from easyscale.runtime.data import Feed, set_epoch, stock_loader
+from easyscale.runtime.data.stock import generators_of
 
 SEED = 11
 Loaders = Callable[[], DataLoader[Any]]
@@ -100,7 +101,7 @@ def stock(
             if before is not None:
                 before(loader.dataset, epoch)
             batches[rank].append(list(_until(loader, stop if epoch < epochs - 1 else None)))
-        states[rank] = RngState.capture(None, [user.generator] if user.generator is not None else [])
+        states[rank] = RngState.capture(None, generators_of(user))
         del loader
     return batches, states
 
@@ -143,8 +144,8 @@ class Session:
             self.batches[est].append([])
 
     def step(self) -> bool:
-        """One batch for each EST; False when they are exhausted."""
-        return all([self.step_of(est) for est in self.ests])
+        """One batch for each EST that has one; False when they are all exhausted."""
+        return any([self.step_of(est) for est in self.ests])
 
     def step_of(self, est: int) -> bool:
         def act() -> bool:
