@@ -82,14 +82,14 @@ def _print_table(stock: Outcome, ours: Outcome, same: bool) -> None:
     from rich.table import Table
 
     table = Table(title=f"The same training, {ours.state.steps} global steps of {ESTS} mini-batches")
-    for heading in ("run", "workers", "seconds", "final loss", "sha256 of the model", "same bits"):
-        table.add_column(heading, justify="right" if heading in ("seconds", "final loss") else "left")
+    for heading in ("run", "workers", "seconds", "final loss", "sha256", "same bits"):
+        table.add_column(heading, no_wrap=True, justify="right" if heading in ("seconds", "final loss") else "left")
     for name, outcome, verdict in (
-        ("stock DDP", stock, "(reference)"),
+        ("stock DDP", stock, "reference"),
         ("EasyScale", ours, "[green]yes[/]" if same else "[bold red]NO[/]"),
     ):
         workers = " → ".join(str(plan.workers) for _, plan in outcome.state.plans)
-        sha = (outcome.state.fingerprint or "(none)")[:16]
+        sha = (outcome.state.fingerprint or "(none)")[:12]
         table.add_row(name, workers, f"{outcome.seconds:.1f}", f"{_curve(outcome)[-1]:.6f}", sha, verdict)
     Console().print(table)
 
@@ -115,7 +115,7 @@ def _draw(stock: Outcome, ours: Outcome, picture: Path) -> None:
     upper.plot(_curve(stock), color=STOCK_COLOR, linewidth=6, label=f"stock DDP, {ESTS} processes")
     upper.plot(_curve(ours), color=OUR_COLOR, linestyle="--", label=f"EasyScale, {ESTS} ESTs on changing workers")
     upper.set_ylabel("loss, mean over the ESTs")
-    upper.set_title(f"sha256 {(stock.state.fingerprint or '')[:16]} and {(ours.state.fingerprint or '')[:16]}")
+    upper.set_title(f"sha256 {(stock.state.fingerprint or '')[:12]} and {(ours.state.fingerprint or '')[:12]}")
     upper.legend()
     for outcome, color in ((stock, STOCK_COLOR), (ours, OUR_COLOR)):
         steps = [*(step for step, _ in outcome.state.plans), outcome.state.steps]

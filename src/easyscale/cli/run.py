@@ -50,7 +50,10 @@ def run(
     checkpoint_every: Annotated[int | None, typer.Option(min=1, help="Global steps between checkpoints.")] = None,
     checkpoint_seconds: Annotated[float | None, typer.Option(min=0, help="Seconds between checkpoints.")] = None,
     checkpoint_keep: Annotated[int, typer.Option(min=1, help="The newest checkpoints that stay.")] = 3,
-    resume: Annotated[str | None, typer.Option(metavar="latest|auto|PATH", help="Go on from a checkpoint; auto starts anew if there is none.")] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="latest|auto|PATH", help="Go on from a checkpoint; auto starts anew if there is none."),
+    ] = None,
     report: Annotated[Path | None, typer.Option(help="Write a JSON report of the run.")] = None,
     fingerprint_every: Annotated[
         int | None, typer.Option(min=1, help="Global steps between fingerprints of the model.")

@@ -122,4 +122,5 @@ class Screen:
             stream.flush()
         except BrokenPipeError:  # the reader left (`| head`); the training goes on
             self._broken.add(stream)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())

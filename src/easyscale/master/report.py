@@ -55,7 +55,7 @@ def write_report(path: Path, report: dict[str, Any]) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("w") as file:
-            json.dump(strict(report), file, indent=1, allow_nan=False)
+            json.dump(strict(report), file, allow_nan=False)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())

@@ -239,5 +239,5 @@ class _Orders:
 def _shown(failure: Failure, state: JobState) -> str:
     who = label(state, failure.worker)
     if failure.ours:
-        return f"error: {failure.text}\n  ({who})"
+        return f"error: {failure.text}" + (f"\n  ({who})" if who not in failure.text else "")
     return f"[{who}] failed:\n{failure.text.rstrip()}"

@@ -169,6 +169,7 @@ class EstSession(Engine):
             self.per_est[name] = target
             for context in getattr(self, "contexts", {}).values():
                 context.registered.setdefault(name, copy.deepcopy(target.state_dict()))
+            state.load_per_est(self, name)
         else:
             self.registered[name] = target
             if name in self.unclaimed:

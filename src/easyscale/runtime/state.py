@@ -6,6 +6,7 @@ each EST's context and loader cursor is stored by virtual rank, so that any plan
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,8 @@ def resume(session: EstSession) -> None:
     if shared["loop"]["inside"]:
         session.resumed_loader = shared["loop"]["loader"]
         session.resumed_cursors = {est: snapshot.contexts[est]["cursor"] for est in session.ests}
-    _load_per_est(session)
+    for name in session.per_est:
+        load_per_est(session, name)
     session.buffers.keep_as_base()
     if session.spec.worker == 0:
         text = f"resumed at global step {snapshot.step}, epoch {session.epoch}, on plan {session.spec.plan}."
@@ -215,8 +217,8 @@ def _context(tree: dict[str, Any], device: torch.device) -> EstContext:
     return context
 
 
-def _load_per_est(session: EstSession) -> None:
-    for name, target in session.per_est.items():
-        saved = session.contexts[session.ests.start].registered.get(name)
-        if saved is not None:
-            target.load_state_dict(saved)
+def load_per_est(session: EstSession, name: str) -> None:
+    """An object registered per EST shows the state of the worker's first EST until turns begin."""
+    contexts = getattr(session, "contexts", {})
+    if session.ests.start in contexts and name in contexts[session.ests.start].registered:
+        session.per_est[name].load_state_dict(copy.deepcopy(contexts[session.ests.start].registered[name]))

@@ -31,7 +31,13 @@ def announce(est: int) -> None:
 
 def draw() -> list[float]:
     """A number of each family, more than one word of it, so that counts show too."""
-    return [random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()), float(torch.rand(()))]
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        float(np.random.rand()),
+        float(np.random.randn()),
+        float(torch.rand(())),
+    ]
 
 
 class Augmented(Dataset[Any]):
@@ -48,6 +54,25 @@ class Augmented(Dataset[Any]):
         with self.fetched.get_lock():
             self.fetched.value += 1
         return torch.tensor([index, *draw(), current["rank"], self.epoch], dtype=torch.float64)
+
+
+class OwnRandom(Augmented):
+    """Draws from generators of its own, some of them inside transforms, and not from the global ones."""
+
+    def __init__(self, length: int = 22) -> None:
+        super().__init__(length)
+        self.rng = np.random.default_rng(3)
+        self.transforms: list[Any] = [{"legacy": np.random.RandomState(4)}, random.Random(5)]
+        self.inner = Wrapper(torch.Generator().manual_seed(6))
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = [self.rng.random(), self.transforms[0]["legacy"].randn(), self.transforms[1].gauss(0, 1)]
+        return torch.tensor([index, *drawn, float(torch.rand((), generator=self.inner.generator))], dtype=torch.float64)
+
+
+class Wrapper:
+    def __init__(self, generator: torch.Generator) -> None:
+        self.generator = generator
 
 
 class Shards(IterableDataset[Any]):
@@ -85,7 +110,12 @@ def bits(tree: Any) -> Any:
 
 
 def stock(
-    make: Loaders, world: int, epochs: int = 2, *, stop: int | None = None, before: Callable[[Any, int], None] | None = None
+    make: Loaders,
+    world: int,
+    epochs: int = 2,
+    *,
+    stop: int | None = None,
+    before: Callable[[Any, int], None] | None = None,
 ) -> tuple[Batches, dict[int, RngState]]:
     """What N stock ranks get. `stop`: break out of each epoch but the last after so many batches."""
     batches: Batches = {}
@@ -145,7 +175,8 @@ class Session:
 
     def step(self) -> bool:
         """One batch for each EST that has one; False when they are all exhausted."""
-        return any([self.step_of(est) for est in self.ests])
+        got = [self.step_of(est) for est in self.ests]
+        return any(got)
 
     def step_of(self, est: int) -> bool:
         def act() -> bool:
@@ -173,7 +204,9 @@ class Session:
         return {est: self.feed.cursor(est) for est in self.ests}
 
 
-def resume(make: Loaders, world: int, ests: Sequence[int], cursors: dict[int, Any], rng: dict[int, RngState]) -> Session:
+def resume(
+    make: Loaders, world: int, ests: Sequence[int], cursors: dict[int, Any], rng: dict[int, RngState]
+) -> Session:
     """A new worker that takes up ESTs where others left them."""
     session = Session(make, world, ests)
     for est in ests:

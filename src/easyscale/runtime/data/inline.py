@@ -56,7 +56,9 @@ class InlineLane(Lane):
         except Exception:
             self.consumed += 1  # stock goes on behind the batch that failed
             raise
-        if watch is not None and self.consumed > 0:
+        if self.consumed == 0:
+            self._private.look_again(self._est)
+        elif watch is not None:
             self._draws = not watch.same_as(self._capture())
         self.consumed += 1
         return batch
@@ -129,6 +131,7 @@ class InlineLane(Lane):
         for _ in range(self.consumed):
             with contextlib.suppress(Exception):  # a batch that failed then fails again
                 next(self._iterator)
+        self._private.look_again(self._est)
 
 
 class Inline:

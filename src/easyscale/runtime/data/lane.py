@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from easyscale.core.errors import PromiseError
 from easyscale.numerics.rng import RngState
 from easyscale.runtime.data.stock import set_epoch, sharded_sampler
 
@@ -27,6 +28,7 @@ class Lane(abc.ABC):
     ) -> None:
         self.loader = loader
         self.epoch: int | None = None  # None: between two epochs
+        self._used = False
         self.consumed = 0
         self._device, self._generators = device, generators
         self._sampler = sharded_sampler(loader)
@@ -35,6 +37,7 @@ class Lane(abc.ABC):
 
     def open(self, epoch: int) -> None:
         assert self.epoch is None, "an EST opens its next epoch before it closed the last"
+        self._used = True
         self._enter(epoch, self._capture().to_tree())
         self._begin()
 
@@ -50,6 +53,7 @@ class Lane(abc.ABC):
     def cursor(self) -> Tree:
         listed = self._sampler.listed if self._sampler is not None and self.epoch is None else self._listed
         return {
+            "loader": self._facts(),
             "epoch": self.epoch,
             "consumed": self.consumed,
             "opening": self._opening,
@@ -58,7 +62,14 @@ class Lane(abc.ABC):
         }
 
     def restore(self, cursor: Tree) -> None:
-        self.close()
+        assert not self._used, "an EST is taken up by a feed that has not read it yet"
+        self._used = True
+        if cursor["loader"] != self._facts():
+            raise PromiseError(
+                f"The loader was {_words(cursor['loader'])}; now it is {_words(self._facts())}.",
+                "these decide which samples come together and which random numbers they get.",
+                "give the loader the arguments that it had, or begin a new job.",
+            )
         if self._sampler is not None:
             self._sampler.resume(cursor["listed"])
         if cursor["epoch"] is None:
@@ -73,6 +84,10 @@ class Lane(abc.ABC):
         self._listed = self._sampler.listed if self._sampler is not None else ()
         set_epoch(self.loader, epoch)
         self.epoch, self.consumed, self._opening = epoch, 0, opening
+
+    def _facts(self) -> Tree:
+        names = ("num_workers", "batch_size", "drop_last", "persistent_workers")
+        return {name: getattr(self.loader, name) for name in names}
 
     def _capture(self) -> RngState:
         return RngState.capture(self._device, self._generators)
@@ -96,3 +111,7 @@ class Lane(abc.ABC):
     def _resume_closed(self, cursor: Tree) -> None:
         """Take up what outlives an epoch."""
         del cursor
+
+
+def _words(facts: Tree) -> str:
+    return ", ".join(f"{name}={value}" for name, value in facts.items())

@@ -94,12 +94,14 @@ class Stream:
     def __init__(self, role: Role, begin: Begin, untouched: list[Any]) -> None:
         self.role, self.est = role, begin.est
         self.ended = False
+        self._first = True
         self._fetcher: Any = None
         self._dataset = private.private_copy(role.dataset)
+        self._collate = private.private_call(role.collate_fn, role.dataset, self._dataset)
         seed = begin.base_seed + role.worker
         self._info = worker.WorkerInfo(id=role.worker, num_workers=role.workers, seed=seed, dataset=self._dataset)
         # What the data set's own generators hold at the start of a stock process: other streams moved them on here.
-        self._holders = private.find_generators(self._dataset, role.collate_fn)
+        self._holders = private.find_generators(self._dataset, self._collate)
         private.restore(self._holders, untouched)
         random.seed(seed)
         torch.manual_seed(seed)
@@ -107,18 +109,18 @@ class Stream:
         self._take_out()
         with self.live():
             if role.init_fn is not None:
-                role.init_fn(role.worker)
-            self._holders = private.find_generators(self._dataset, role.collate_fn)
+                private.rebound(role.init_fn, role.dataset, self._dataset)(role.worker)
+            self._holders = private.find_generators(self._dataset, self._collate)
         self._reported, self._reported_own = self._rng, self._own
 
     def begin(self, begin: Begin) -> None:
         """What stock does when an epoch begins: a new fetcher, and for an IterableDataset a new iterator."""
-        self.ended = False
+        self.ended, self._first = False, True
         if begin.opening is not None:
             self._put(begin.opening)
         with self.live():
             self._fetcher = _DatasetKind.create_fetcher(
-                self.role.kind, self._dataset, self.role.auto_collation, self.role.collate_fn, self.role.drop_last
+                self.role.kind, self._dataset, self.role.auto_collation, self._collate, self.role.drop_last
             )
             for index in begin.replay:
                 self._fetch(index)
@@ -136,6 +138,8 @@ class Stream:
     def perform(self, task: Task) -> tuple[Done, Any]:
         with self.live():
             batch = self._fetch(task.index)
+            if self._first:  # some generators are made only when they are needed
+                self._first, self._holders = False, private.find_generators(self._dataset, self._collate)
         state = None
         if not self._rng.same_as(self._reported) or not private.same(self._own, self._reported_own):
             self._reported, self._reported_own = self._rng, self._own

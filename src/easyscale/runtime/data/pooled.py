@@ -91,7 +91,8 @@ class PooledIterator(_BaseDataLoaderIter):
         self.sent += 1
 
     def drain(self) -> None:
-        """Consume what is out without looking at it, for the sake of the streams."""
+        """Consume what is still out from a broken epoch. Stock's persistent processes do all tasks that were sent to
+        them before the next epoch begins, and that moves their random states."""
         while self._out:
             self._take()
 
@@ -167,6 +168,7 @@ class PooledLane(Lane):
             self.iterator = PooledIterator(self.loader, self._est, self._owner)
         elif self.iterator is None:
             self.iterator = self._without_drawing(*self._lives_on)
+        self.iterator.drain()
         for stream in self.iterator.streams:
             stream.opening, stream.taken, stream.ended = stream.state, 0, False
         known = self._owner.start(self.iterator)
@@ -188,8 +190,6 @@ class PooledLane(Lane):
     def _end(self) -> None:
         assert self.iterator is not None
         if self.loader.persistent_workers and not self._owner.broken:
-            # Stock's processes do all tasks that were sent, also after a break, before the next epoch begins.
-            self.iterator.drain()
             self._lives_on = (self.iterator.base_seed, self.iterator.streams)
         else:
             self.iterator = None
@@ -197,6 +197,8 @@ class PooledLane(Lane):
     def _place(self) -> Tree:
         iterator = self.iterator
         if iterator is not None:
+            if self.epoch is None:
+                iterator.drain()
             base_seed, streams = iterator.base_seed, iterator.streams
         elif self._lives_on is not None:
             base_seed, streams = self._lives_on

@@ -14,7 +14,7 @@ import copy
 import random
 from collections.abc import Mapping, Sequence
 from functools import partial
-from types import MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ _OPAQUE = (torch.Tensor, np.ndarray, str, bytes, int, float, type(None), type, M
 # Those behind `random.random`, `numpy.random.rand` and `torch.rand`: each EST has its own anyway.
 _GLOBAL = (random._inst, np.random.mtrand._rand, torch.default_generator)
 # A data set, its wrappers and its transforms are small; lists longer than this are data.
-_MOST_ITEMS, _MOST_OBJECTS, _DEEPEST = 64, 2000, 8
+_MOST_ITEMS, _MOST_OBJECTS, _DEEPEST = 64, 2000, 7
 
 
 def private_copy(dataset: Dataset[Any]) -> Dataset[Any]:
@@ -49,6 +49,23 @@ def private_copy(dataset: Dataset[Any]) -> Dataset[Any]:
         return copy.copy(dataset)
     except Exception:
         return dataset  # an extension type that cannot be copied keeps its attributes on the C side
+
+
+def rebound(call: Any, dataset: object, copied: object) -> Any:
+    """The same function; if it is a method of the data set, that of its copy."""
+    if isinstance(call, MethodType) and call.__self__ is dataset:
+        return MethodType(call.__func__, copied)
+    return call
+
+
+def private_call(call: Any, dataset: object, copied: object) -> Any:
+    """A collate function with attributes of its own. Only where the script cannot reach it any more to change them."""
+    call = rebound(call, dataset, copied)
+    if isinstance(call, MethodType) and call.__self__ is not copied and not isinstance(call.__self__, type):
+        return MethodType(call.__func__, copy.copy(call.__self__))
+    if isinstance(call, (MethodType, FunctionType, BuiltinFunctionType, partial, type)):
+        return call
+    return copy.copy(call)
 
 
 def is_stateful(dataset: object) -> bool:
@@ -167,6 +184,10 @@ def _to_arrays(tree: Any) -> Any:
     return tree
 
 
+def _overlap(left: list[Holder], right: list[Holder]) -> bool:
+    return any(one is other for one in left for other in right)
+
+
 class PrivateGenerators:
     """The generators that each EST's data set holds, with a state for each EST. One EST's states are live.
 
@@ -192,6 +213,19 @@ class PrivateGenerators:
         if not untouched or not same(capture(holders), self._states[self._live]):
             self._holders = {est: self._find(est) for est in self._roots}
             self._states = {est: capture(found) for est, found in self._holders.items()}
+
+    def look_again(self, est: int) -> None:
+        """After the EST's first batch: it may have made a generator only now."""
+        found, known = self._find(est), self._holders[est]
+        new = [holder for holder in found if not any(holder is other for other in known)]
+        shared = [other for other in self._roots if other != est and _overlap(self._find(other), new)] if new else []
+        if shared:
+            raise PromiseError(
+                f"The data set made a random generator ({type(new[0]).__name__}) while it was being read.",
+                f"ESTs {est} and {shared[0]} of this worker read the same object, where N ranks would make one each.",
+                "create the generator in the data set's __init__: its state is then kept for each EST.",
+            )
+        self._holders[est] = found
 
     def end_epoch(self) -> None:
         self._states[self._live] = capture(self._holders[self._live])

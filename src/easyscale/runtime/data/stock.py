@@ -24,6 +24,7 @@ from torch.utils.data import (
 )
 
 from easyscale.core.errors import UnsupportedError
+from easyscale.runtime.data.private import rebound
 from easyscale.runtime.data.sampling import ShardedBatchSampler, ShardedSampler, generators_in
 
 
@@ -152,7 +153,7 @@ def _rebuild(loader: DataLoader[Any], dataset: Dataset[Any], shard: dict[str, An
         return DataLoader(
             dataset,
             num_workers=loader.num_workers,
-            collate_fn=loader.collate_fn,
+            collate_fn=rebound(loader.collate_fn, loader.dataset, dataset),
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
