@@ -14,7 +14,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,13 @@ def run_reference(train: Callable[[], Result | None], ests: int, **spec: Any) ->
     """The same script under `--engine ddp`."""
     with tempfile.TemporaryDirectory() as folder:
         base = WorkerSpec(
-            ests=ests, split=(1,) * ests, rendezvous=f"{folder}/meet", device="cpu", engine="ddp", timeout=TIMEOUT, **spec
+            ests=ests,
+            split=(1,) * ests,
+            rendezvous=f"{folder}/meet",
+            device="cpu",
+            engine="ddp",
+            timeout=TIMEOUT,
+            **spec,
         )
         outcomes = _fork([_worker(train, replace(base, worker=w)) for w in range(ests)])
     return _join(outcomes, ests)
@@ -95,7 +100,7 @@ def _worker(train: Callable[[], Result | None], spec: WorkerSpec) -> Callable[[]
 
         reader, writer = os.pipe()
         os.set_blocking(writer, True)
-        messages = tempfile.TemporaryFile()
+        messages = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the child
         os.dup2(messages.fileno(), writer)
         os.close(reader)
         os.environ[WORKER_VARIABLE] = replace(spec, events_fd=writer).to_json()
@@ -178,5 +183,3 @@ def splits_of(ests: int) -> list[tuple[int, ...]]:
     if ests == 0:
         return [()]
     return [(first, *rest) for first in range(1, ests + 1) for rest in splits_of(ests - first)]
-
-

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cluster import seed_by_hand
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from cluster import seed_by_hand
 
 SEED = 7
 
@@ -73,6 +74,17 @@ def cnn() -> nn.Module:
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 13, 3, stride=2), nn.BatchNorm2d(13),
         nn.ReLU(), nn.Dropout2d(0.2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(52, 5),
     )  # fmt: skip
+
+
+class PartlyUnused(nn.Module):
+    """A parameter that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.never = nn.Linear(12, 5), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
 
 
 class TinyTransformer(nn.Module):
@@ -236,7 +248,11 @@ def by_hand(case: Case) -> Callable[[int, int], dict[str, Any]]:
             if case.evaluate:
                 with torch.random.fork_rng():
                     _evaluate(ddp, case)
-        result = {"fingerprint": fingerprint(model), "losses": losses, "rates": [g["lr"] for g in optimizer.param_groups]}
+        result = {
+            "fingerprint": fingerprint(model),
+            "losses": losses,
+            "rates": [g["lr"] for g in optimizer.param_groups],
+        }
         if average is not None:
             result["average"] = fingerprint(average)
         return result

@@ -23,7 +23,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
 model, optimizer, loader, scheduler = es.prepare(model, optimizer, loader, scheduler)
 
-for epoch in es.epochs(3):
+for _epoch in es.epochs(3):
     for x, y in loader:
         loss = F.cross_entropy(model(x), y)
         loss.backward()

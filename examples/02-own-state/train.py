@@ -41,7 +41,7 @@ hard = HardSamples()
 es.register("average", average)
 es.register("hard", hard, per_est=True)
 
-for epoch in es.epochs(3):
+for _epoch in es.epochs(3):
     for x, y in loader:
         losses = F.mse_loss(model(x), y, reduction="none")
         losses.mean().backward()

@@ -23,7 +23,7 @@ model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(3
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 model, optimizer, loader = es.prepare(model, optimizer, loader)
 
-for epoch in es.epochs(3):
+for _epoch in es.epochs(3):
     for x, y in loader:
         last = (loader.batch_index + 1) % ACCUMULATE == 0 or loader.batch_index + 1 == len(loader)
         with nullcontext() if last else model.no_sync():

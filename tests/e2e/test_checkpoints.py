@@ -6,16 +6,17 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cluster import JobFailedError, run_job, run_stock
-from e2e.test_features import Branches
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
+
+from cluster import JobFailedError, run_job, run_stock
+from e2e.test_features import Branches, OfType
 from workloads import CNN, MLP, SEED, Augmented, Case, Vectors, adam, by_hand, mlp, with_easyscale
 
 RESUMABLE: dict[str, Case] = {
@@ -25,7 +26,9 @@ RESUMABLE: dict[str, Case] = {
     "augmentation": replace(MLP, data=Augmented),
     "loader processes": replace(MLP, data=Augmented, loader={"num_workers": 2}),
     "persistent loader processes": replace(MLP, data=Augmented, loader={"num_workers": 2, "persistent_workers": True}),
-    "scheduler": replace(MLP, scheduler=lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=40), schedule_each_step=True),
+    "scheduler": replace(
+        MLP, scheduler=lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=40), schedule_each_step=True
+    ),
     "scaler": replace(MLP, scaler=True, autocast=torch.float16),
     "average": replace(CNN, average=True),
     "accumulation that crosses epochs": replace(CNN, accumulate=2, batch=3, epochs=3),
@@ -34,22 +37,18 @@ RESUMABLE: dict[str, Case] = {
     ),
     "gradients kept": replace(MLP, set_to_none=False),
     "evaluation": replace(CNN, evaluate=True),
-    "bf16": replace(MLP, model=lambda: mlp().bfloat16(), data=lambda: Bf16(), optimizer=adam),
+    "bf16": replace(MLP, model=lambda: mlp().bfloat16(), data=lambda: OfType(torch.bfloat16), optimizer=adam),
 }
 
 
-class Bf16(Vectors):
-    def __init__(self) -> None:
-        super().__init__()
-        self.x = self.x.bfloat16()
-
-
-@lru_cache(maxsize=None)
+@cache
 def stock(name: str) -> dict[str, Any]:
     return run_stock(by_hand(RESUMABLE[name]), 4)
 
 
-def in_stages(train: Callable[[], Any], stages: list[tuple[tuple[int, ...], int | None]], folder: Path) -> dict[str, Any]:
+def in_stages(
+    train: Callable[[], Any], stages: list[tuple[tuple[int, ...], int | None]], folder: Path
+) -> dict[str, Any]:
     """Run each plan up to its step; the state goes from one to the next through a hand-off folder."""
     losses: dict[str, list[float]] = {}
     result: dict[str, Any] = {}
@@ -140,7 +139,9 @@ def test_a_script_may_ask_for_a_checkpoint_and_any_plan_may_take_it_up(
     assert whole["fingerprint"] == stock("momentum")["fingerprint"]
     asked = sorted(tmp_path.glob("step-*"))[0]
     assert int(asked.name.removeprefix("step-")) in step
-    resumed = run_job(asks_for_a_checkpoint(where), (1, 2, 1), checkpoint_dir=str(tmp_path / "other"), resume=str(asked))
+    resumed = run_job(
+        asks_for_a_checkpoint(where), (1, 2, 1), checkpoint_dir=str(tmp_path / "other"), resume=str(asked)
+    )
     assert resumed["fingerprint"] == whole["fingerprint"]
 
 

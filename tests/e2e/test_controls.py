@@ -9,13 +9,14 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+
 from cluster import run_job, run_stock
 from workloads import CNN, MLP, Augmented, Case, by_hand, with_easyscale
 
@@ -134,7 +135,7 @@ CONTROLS: dict[str, tuple[Case, Callable[[], None]]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def stock(name: str) -> str:
     return str(run_stock(by_hand(CONTROLS[name][0]), 3)["fingerprint"])
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
-from cluster import run_job, run_reference, run_stock
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
+
+from cluster import run_job, run_reference, run_stock
 from workloads import CNN, MLP, TRANSFORMER, Augmented, Case, Vectors, adam, by_hand, cnn, mlp, with_easyscale
 
 
@@ -91,7 +92,9 @@ FEATURES: dict[str, Case] = {
     "channels last": replace(CNN, model=lambda: cnn().to(memory_format=torch.channels_last)),
     "small buckets": replace(TRANSFORMER, prepare={"bucket_cap_mb": 0.005}),
     "large model": replace(
-        MLP, model=lambda: nn.Sequential(nn.Linear(12, 700), nn.Tanh(), nn.Linear(700, 700), nn.Linear(700, 5)), epochs=1
+        MLP,
+        model=lambda: nn.Sequential(nn.Linear(12, 700), nn.Tanh(), nn.Linear(700, 700), nn.Linear(700, 5)),
+        epochs=1,
     ),
     "random augmentation": replace(MLP, data=Augmented),
     "loader processes": replace(MLP, data=Augmented, loader={"num_workers": 2}),
@@ -103,7 +106,7 @@ FEATURES: dict[str, Case] = {
 PLANS = [(3,), (2, 1), (1, 2), (1, 1, 1)]
 
 
-@lru_cache(maxsize=None)
+@cache
 def stock(feature: str) -> dict[str, Any]:
     return run_stock(by_hand(FEATURES[feature]), 3)
 
@@ -151,21 +154,23 @@ def test_a_compiled_model_gives_stock_ddps_bits(split: tuple[int, ...]) -> None:
     assert result["losses"] == expected["losses"]
 
 
-@lru_cache(maxsize=None)
+@cache
 def compiled_reference() -> dict[str, Any]:
     return run_stock(by_hand(replace(MLP, model=compiled_mlp, epochs=1)), 3)
 
 
 def test_tree_order_is_the_same_on_every_plan_and_differs_from_ddp() -> None:
     case = replace(CNN, init={"reduction": "tree"})
-    found = {run_job(with_easyscale(case), split)["fingerprint"] for split in [(5,), (2, 3), (3, 1, 1), (1, 1, 1, 1, 1)]}
+    found = {
+        run_job(with_easyscale(case), split)["fingerprint"] for split in [(5,), (2, 3), (3, 1, 1), (1, 1, 1, 1, 1)]
+    }
     assert len(found) == 1
     assert found != {run_job(with_easyscale(CNN), (5,))["fingerprint"]}
 
 
 @pytest.mark.parametrize("split", [(2, 1), (1, 2), (1, 1, 1), (3, 2), (2, 1, 1), (1, 3, 1)], ids=str)
 def test_a_worker_sends_at_most_the_bound(split: tuple[int, ...]) -> None:
-    """Gradients alone, counted by the group: (N-1)/N + (p-1)/p of their bytes a step, plus the first step's rounding."""
+    """Counted by the group: (N-1)/N + (p-1)/p of the gradients' bytes a step, and a little for agreement."""
     wide = replace(
         MLP, model=lambda: nn.Linear(12, 40000), loss=lambda o, y: o.square().mean(), data=lambda: Vectors(20), epochs=1
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import pytest
+
 from cluster import run_job, run_reference, run_stock, splits_of
 from workloads import CNN, MLP, TRANSFORMER, Case, by_hand, with_easyscale
 
 FAMILIES = {"mlp": MLP, "cnn": CNN, "transformer": TRANSFORMER}
 
 
-@lru_cache(maxsize=None)
+@cache
 def stock(family: str, ests: int) -> dict[str, Any]:
     return run_stock(by_hand(FAMILIES[family]), ests)
 

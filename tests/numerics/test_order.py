@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from cluster import run_stock, splits_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster import run_stock, splits_of
 from easyscale.numerics.order import Local, Node, chain, chain_program, ring_chunk, tree_nodes
 
 

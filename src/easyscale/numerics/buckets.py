@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import _DEFAULT_FIRST_BUCKET_BYTES, _compute_bucket_assignment_by_size
 
 BucketMap = list[list[int]]
 
@@ -20,19 +20,19 @@ BucketMap = list[list[int]]
 def bucket_limits(cap_mb: float | None) -> list[int]:
     """Bytes of the first bucket and of the others. Stock DDP shrinks the first one only by default (None)."""
     if cap_mb is None:
-        return [dist._DEFAULT_FIRST_BUCKET_BYTES, 25 * 1024 * 1024]
+        return [_DEFAULT_FIRST_BUCKET_BYTES, 25 * 1024 * 1024]
     return [int(cap_mb * 1024 * 1024)] * 2
 
 
 def first_buckets(parameters: Sequence[torch.Tensor], limits: list[int], find_unused: bool) -> BucketMap:
     """Buckets of the first backward, in the order in which they are reduced."""
     limits = limits if find_unused else [sys.maxsize]
-    buckets, _ = dist._compute_bucket_assignment_by_size(list(parameters), limits, [False] * len(parameters))
+    buckets, _ = _compute_bucket_assignment_by_size(list(parameters), limits, [False] * len(parameters))
     return list(reversed(buckets))
 
 
 def rebuilt_buckets(parameters: Sequence[torch.Tensor], limits: list[int], ready: Sequence[int]) -> BucketMap:
     """Buckets from the second global step on; `ready` is rank 0's order of gradients in the first backward."""
     tensors = [parameters[i] for i in ready]
-    buckets, _ = dist._compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors), list(ready))
+    buckets, _ = _compute_bucket_assignment_by_size(tensors, limits, [False] * len(tensors), list(ready))
     return [list(bucket) for bucket in buckets]

@@ -194,7 +194,8 @@ def _last_receivers(split: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...]
     for _ in range(sum(own)):
         tight = max(range(workers), key=lambda w: (own[w] + room[w], -w))
         if own[tight] and any(room[w] for w in range(workers) if w != tight):
-            owner, last = tight, max((w for w in range(workers) if w != tight), key=lambda w: (room[w] > 0, own[w] + room[w]))
+            others = [w for w in range(workers) if w != tight]
+            owner, last = tight, max(others, key=lambda w: (room[w] > 0, own[w] + room[w]))
         else:
             owners = [w for w in range(workers) if own[w] and w != tight]
             owner = max(owners, key=lambda w: (own[w] + room[w], -w)) if owners else tight

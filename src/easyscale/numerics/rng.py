@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Generator, Tensor
 
 
 @dataclass(slots=True)
@@ -21,24 +22,24 @@ class RngState:
 
     python: tuple[Any, ...]
     numpy: dict[str, Any]
-    torch: torch.Tensor
-    cuda: torch.Tensor | None = None
-    extra: tuple[torch.Tensor, ...] = ()
+    cpu: Tensor
+    cuda: Tensor | None = None
+    extra: tuple[Tensor, ...] = ()
 
     @classmethod
-    def capture(cls, device: torch.device | None = None, extra: Sequence[torch.Generator] = ()) -> RngState:
+    def capture(cls, device: torch.device | None = None, extra: Sequence[Generator] = ()) -> RngState:
         return cls(
             random.getstate(),
-            np.random.get_state(legacy=False),  # type: ignore[arg-type]
+            np.random.get_state(legacy=False),
             torch.default_generator.get_state(),
             _cuda_generator(device).get_state() if _is_cuda(device) else None,
             tuple(generator.get_state() for generator in extra),
         )
 
-    def restore(self, device: torch.device | None = None, extra: Sequence[torch.Generator] = ()) -> None:
+    def restore(self, device: torch.device | None = None, extra: Sequence[Generator] = ()) -> None:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
-        torch.default_generator.set_state(self.torch)
+        torch.default_generator.set_state(self.cpu)
         if self.cuda is not None and _is_cuda(device):
             _cuda_generator(device).set_state(self.cuda)
         for generator, state in zip(extra, self.extra, strict=True):
@@ -57,7 +58,7 @@ class RngState:
                 "has_gauss": int(self.numpy["has_gauss"]),
                 "gauss": float(self.numpy["gauss"]),
             },
-            "torch": self.torch,
+            "torch": self.cpu,
             "cuda": self.cuda,
             "extra": list(self.extra),
         }
@@ -86,7 +87,7 @@ class RngState:
             and self.numpy["has_gauss"] == other.numpy["has_gauss"]
             and self.numpy["gauss"] == other.numpy["gauss"]
             and bool(np.array_equal(self.numpy["state"]["key"], other.numpy["state"]["key"]))
-            and torch.equal(self.torch, other.torch)
+            and torch.equal(self.cpu, other.cpu)
             and (self.cuda is None) == (other.cuda is None)
             and (self.cuda is None or other.cuda is None or torch.equal(self.cuda, other.cuda))
             and len(self.extra) == len(other.extra)

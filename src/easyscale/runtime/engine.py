@@ -104,8 +104,8 @@ class Engine(ABC):
 
     # -------------------------------------------------------------- inside
 
-    def epoch_ended(self) -> None:
-        """Hook: the body of an epoch is over."""
+    def epoch_ended(self) -> None:  # noqa: B027  nothing to do, unless an engine has something
+        """The body of an epoch is over."""
 
     @abstractmethod
     def finish(self) -> None:
@@ -120,9 +120,7 @@ class Engine(ABC):
         self.journal.flush(force=True)
         sha = fingerprint(self.model) if self.model is not None and 0 in self.ests else None
         self.journal.tell(
-            Done(
-                worker=self.spec.worker, steps=self.step, fingerprint=sha, timings=self.timings, bytes_sent=bytes_sent
-            )
+            Done(worker=self.spec.worker, steps=self.step, fingerprint=sha, timings=self.timings, bytes_sent=bytes_sent)
         )
 
     def seed_between(self) -> None:
@@ -189,7 +187,7 @@ def place(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
-        return type(batch)({key: place(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
+        return type(batch)({key: place(value, device) for key, value in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(place(value, device) for value in batch))
     if isinstance(batch, (list, tuple)):
@@ -219,6 +217,15 @@ def attach(model: torch.nn.Module, before: Callable[[], None], after: Callable[[
 
     model.register_forward_pre_hook(_untraced(enter), prepend=True)
     model.register_forward_hook(_untraced(leave))
+
+
+def give_no_sync(model: torch.nn.Module, owner: Any) -> None:
+    """`model.no_sync()`. A plain function: a deep copy of the model must not copy what it belongs to."""
+
+    def no_sync() -> Any:
+        return owner.no_sync()
+
+    model.no_sync = no_sync  # type: ignore[assignment]
 
 
 def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -48,11 +48,11 @@ class Rhythm:
 
 def gate_optimizer(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
     """A bound method, because torch's schedulers look for `step.__func__`."""
-    original = optimizer.step
+    original: Any = optimizer.step
 
     @functools.wraps(original.__func__ if hasattr(original, "__func__") else original)
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if args and callable(args[0]) or kwargs.get("closure") is not None:
+        if (args and callable(args[0])) or kwargs.get("closure") is not None:
             raise UnsupportedError(
                 f"{type(self).__name__}.step() was called with a closure.",
                 "a closure runs several backwards in one local step, and ESTs share one optimizer step.",
@@ -67,7 +67,7 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
 
 def allow_empty_clipping() -> None:
     """`clip_grad_value_` fails where no parameter has a gradient (`clip_grad_norm_` does not): let it do nothing."""
-    clipping = torch.nn.utils.clip_grad
+    clipping: Any = torch.nn.utils.clip_grad
     grouping = clipping._group_tensors_by_device_and_dtype
     if getattr(grouping, "allows_nothing", False):
         return
@@ -76,7 +76,7 @@ def allow_empty_clipping() -> None:
         return grouping(lists, *args, **kwargs) if lists[0] else {}
 
     group.allows_nothing = True  # type: ignore[attr-defined]
-    clipping._group_tensors_by_device_and_dtype = group  # type: ignore[assignment]
+    clipping._group_tensors_by_device_and_dtype = group
 
 
 def gate_methods(target: Any, names: Iterable[str], gate: Gate) -> None:

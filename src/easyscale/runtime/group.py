@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, PrefixStore, ProcessGroupGloo
 
 from easyscale.core.errors import WorkerLostError
 
@@ -30,9 +31,9 @@ class Group:
         if workers > 1:
             assert rendezvous is not None
             with _lost_peers_are_ours("while the workers of the plan found each other"):
-                self._pg = _gloo(dist.FileStore(rendezvous, workers), worker, workers, timeout)
+                self._pg = _gloo(FileStore(rendezvous, workers), worker, workers, timeout)
 
-    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Callable[[], None]:
+    def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
         """Start an all-reduce in place; call what comes back to wait for it."""
         if self._pg is None:
             return _nothing
@@ -91,11 +92,12 @@ class Group:
         return body.numpy().tobytes()[: int(length)]
 
 
-def _gloo(store: dist.Store, worker: int, workers: int, timeout: float) -> Any:
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+def _gloo(store: Any, worker: int, workers: int, timeout: float) -> Any:
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=timeout)
-    return dist.ProcessGroupGloo(dist.PrefixStore("easyscale", store), worker, workers, options)
+    return gloo(PrefixStore("easyscale", store), worker, workers, options)
 
 
 def _as_tensor(payload: bytes) -> torch.Tensor:

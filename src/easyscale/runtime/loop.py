@@ -6,7 +6,8 @@ A round gives each EST of the worker its turn; with gradients, a round is a glob
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
@@ -56,7 +57,7 @@ class PreparedLoader:
         finally:
             session.loop_ends(self, outcome)
 
-    def _round(self) -> Iterator[Any]:
+    def _round(self) -> Generator[Any, None, bool]:
         """One turn of each EST. Returns whether there may be another round."""
         session = self._session
         for position, est in enumerate(session.ests):
@@ -104,10 +105,8 @@ class PreparedLoader:
         session = self._session
         for later, est in enumerate(session.ests[position + 1 :], position + 1):
             session.turn_begins(est, later)
-            try:
+            with contextlib.suppress(StopIteration):
                 self.feed.next(est)
-            except StopIteration:
-                pass
             session.turn_abandoned()
 
 

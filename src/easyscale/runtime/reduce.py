@@ -108,6 +108,8 @@ class Reducer:
         self._waiting = [len(bucket.places) for bucket in self._buckets]
         self._next = 0
         self._results: dict[int, Callable[[], torch.Tensor]] = {}
+        if est == self.ests[0]:
+            self._aside: list[int] = []  # ESTs whose gradients of this round wait in their rows
 
     def arm(self, synchronise: bool) -> None:
         """A forward with gradients ended: its backward will count, unless it ran under `no_sync`."""
@@ -186,7 +188,9 @@ class Reducer:
             return
         if self._phase == "waiting":
             self._phase = "backward"
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)  # type: ignore[attr-defined]
+            if self.is_last and len(self._aside) < len(self.ests) - 1:
+                self._refuse_missing_ests()
+            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
         if index in self._arrived:
             raise UnsupportedError(
                 f"The gradient of {self._names[index]} became ready twice in one backward.",
@@ -221,6 +225,15 @@ class Reducer:
             self.on_reduced()
         else:
             self._set_aside()
+            self._aside.append(self._est if self._est is not None else -1)
+
+    def _refuse_missing_ests(self) -> None:
+        missing = [est for est in self.ests[:-1] if est not in self._aside]
+        raise LoopError(
+            f"EST {self._est} calls backward(), but ESTs {missing} did not in this global step.",
+            "every EST takes part in every global step; stock DDP would hang here.",
+            "call backward() for each batch, or for none (multiply the loss by 0 to leave a batch out).",
+        )
 
     def _refuse_unused(self) -> None:
         missing = [n for i, n in enumerate(self._names) if i not in self._arrived]

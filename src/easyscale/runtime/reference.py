@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
@@ -26,6 +27,7 @@ from easyscale.runtime.engine import (
     ScriptSettings,
     attach,
     batch_size,
+    give_no_sync,
     place,
     refuse_unsupported,
     sort_objects,
@@ -46,7 +48,7 @@ class ReferenceSession(Engine):
         assert spec.rendezvous is not None
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(spec.rendezvous, spec.ests),
+            store=FileStore(spec.rendezvous, spec.ests),
             rank=spec.worker,
             world_size=spec.ests,
             timeout=timedelta(seconds=spec.timeout),
@@ -61,13 +63,12 @@ class ReferenceSession(Engine):
         self.ddp = DistributedDataParallel(
             model,
             find_unused_parameters=options.find_unused_parameters,
-            bucket_cap_mb=options.bucket_cap_mb,  # type: ignore[arg-type]
+            bucket_cap_mb=options.bucket_cap_mb,
             **wishes,
         )
         self.options, self.model, self.trained = options, model, False
         attach(model, self._before_forward, self._after_forward)
-        ddp = self.ddp  # a plain function below: a deep copy of the model must not copy DDP
-        model.no_sync = lambda: ddp.no_sync()  # type: ignore[assignment]
+        give_no_sync(model, self.ddp)
         loaders = {id(loader): ReferenceLoader(self, loader) for loader in kinds["loaders"]}
         seed_all(self.settings.seed + self.spec.worker)
         self.rng = RngState.capture(self.device)
@@ -123,7 +124,8 @@ class ReferenceLoader:
 
     def __init__(self, session: ReferenceSession, loader: DataLoader[Any]) -> None:
         self._session = session
-        self._stock = stock_loader(loader, world_size=session.world, rank=session.spec.worker, seed=session.settings.seed)
+        rank, seed = session.spec.worker, session.settings.seed
+        self._stock = stock_loader(loader, world_size=session.world, rank=rank, seed=seed)
         self._loader, self._opened = loader, 0
         self.batch_index = 0
         self.completes_step = True
@@ -142,12 +144,14 @@ class ReferenceLoader:
         session._in_loop = True
         epoch = session.epoch if session.in_epochs else self._opened
         self._opened += 1
-        for sampler in (self._stock.sampler, self._stock.batch_sampler):
+        samplers: tuple[Any, ...] = (self._stock.sampler, self._stock.batch_sampler)
+        for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         samples = 0
         try:
-            for self.batch_index, batch in enumerate(self._stock):
+            for index, batch in enumerate(self._stock):
+                self.batch_index = index
                 samples += batch_size(batch)
                 yield place(batch, session.device) if session.options.place_batches else batch
                 session.step_ended(samples)

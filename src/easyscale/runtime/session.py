@@ -36,6 +36,7 @@ from easyscale.runtime.engine import (
     PrepareOptions,
     ScriptSettings,
     attach,
+    give_no_sync,
     refuse_unsupported,
     sort_objects,
 )
@@ -66,6 +67,7 @@ class EstSession(Engine):
         self._live: int | None = None  # the EST whose random states the generators hold
         self._synchronise = True  # False inside model.no_sync()
         self._carried: list[torch.Tensor | None] | None = None
+        self._synchronised: list[bool] = []  # for each turn of this round: did its backward synchronise?
         self._wish_checkpoint = self._wish_stop = 0
         self._last_save = time.monotonic()
         self._wait_control: Any = None
@@ -90,11 +92,10 @@ class EstSession(Engine):
         self.reducer = self._make_reducer(model, ignored)
         self.rhythm.synchronised = lambda: self.reducer.synchronised
         self.reducer.on_reduced = self._gradients_reduced
-        feeds = [self._make_feed(loader) for loader in kinds["loaders"]]
         self.loaders = [
-            PreparedLoader(self, loader, feed, i) for i, (loader, feed) in enumerate(zip(kinds["loaders"], feeds, strict=True))
+            PreparedLoader(self, loader, self._make_feed(loader), i) for i, loader in enumerate(kinds["loaders"])
         ]
-        self.generators = tuple(dict.fromkeys(g for feed in feeds for g in feed.generators))
+        self.generators = tuple(dict.fromkeys(g for loader in self.loaders for g in loader.feed.generators))
         self.contexts = {est: self._first_context(est) for est in self.ests}
         self.seed_between()
         self.model = model
@@ -144,8 +145,7 @@ class EstSession(Engine):
 
     def _install(self, model: torch.nn.Module) -> None:
         attach(model, self._before_forward, self._after_forward)
-        session = self  # a plain function below: a deep copy of the model must not copy the session
-        model.no_sync = lambda: session.no_sync()  # type: ignore[assignment]
+        give_no_sync(model, self)
         # torch.compile cuts graphs at stock DDP's bucket limits; the cut can change bits, so it must be ours too.
         self._compile_hint = SimpleNamespace(bucket_bytes_cap=bucket_limits(self.options.bucket_cap_mb)[-1])
         allow_empty_clipping()
@@ -316,9 +316,11 @@ class EstSession(Engine):
             raise Leaving(128 + stop)
         if self.spec.stop_at is not None and self.step >= self.spec.stop_at:
             state.hand_over(self)
-            if 0 in self.ests:
-                self.journal.flush(force=True)
-                self.journal.tell(HandedOver(step=self.step))
+            self.journal.flush(force=True)
+            sent = self.group.bytes_sent
+            self.journal.tell(
+                HandedOver(step=self.step, worker=self.spec.worker, timings=self.timings, bytes_sent=sent)
+            )
             raise Leaving(0)
 
     def loop_ends(self, loader: PreparedLoader, outcome: BaseException | None) -> None:

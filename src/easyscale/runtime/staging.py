@@ -1,8 +1,8 @@
 """Where the gradients of an EST wait until the last EST of the worker is done.
 
-One row per EST and bucket. On a CPU, rows are plain memory. On a GPU they stay on the device while it has room, or go to
-pinned host memory: the copy runs on a side stream while the next EST computes, and the device then holds one bucket at a
-time, whatever the number of ESTs.
+One row per EST and bucket. On a CPU, rows are plain memory. On a GPU they stay on the device while it has room, or go
+to pinned host memory: the copy runs on a side stream while the next EST computes, and the device then holds one bucket
+at a time, whatever the number of ESTs.
 """
 
 from __future__ import annotations

@@ -116,7 +116,9 @@ def _gather(session: EstSession) -> Snapshot | None:
         "ready": session.reducer.ready,
     }
     record = {**session.record, "job": session.spec.job, "buckets": session.reducer.bucket_map}
-    return Snapshot(session.step, record, codec.to_host(dict(session.model.state_dict())), codec.to_host(shared), contexts)
+    return Snapshot(
+        session.step, record, codec.to_host(dict(session.model.state_dict())), codec.to_host(shared), contexts
+    )
 
 
 def _est_tree(session: EstSession, est: int) -> dict[str, Any]:
@@ -173,9 +175,7 @@ def _load_model(session: EstSession, snapshot: Snapshot) -> None:
     ours = session.model.state_dict()
     theirs = snapshot.model
     missing, extra = [n for n in ours if n not in theirs], [n for n in theirs if n not in ours]
-    shapes = [
-        n for n, t in ours.items() if n in theirs and isinstance(t, torch.Tensor) and t.shape != theirs[n].shape
-    ]
+    shapes = [n for n, t in ours.items() if n in theirs and isinstance(t, torch.Tensor) and t.shape != theirs[n].shape]
     if missing or extra or shapes:
         parts = {"missing there": missing, "unknown here": extra, "of another shape": shapes}
         text = "; ".join(f"{words}: {', '.join(names[:3])}" for words, names in parts.items() if names)

@@ -80,9 +80,7 @@ class TreeStack:
         return nodes
 
 
-def tree_sum(
-    nodes: Mapping[Node, torch.Tensor], covers: Sequence[Sequence[Node]], group: Group
-) -> torch.Tensor:
+def tree_sum(nodes: Mapping[Node, torch.Tensor], covers: Sequence[Sequence[Node]], group: Group) -> torch.Tensor:
     """Sum the nodes of all workers as the tree says. `covers[w]` are the nodes that worker w holds."""
     flat = next(iter(nodes.values()))
     ranks = covers[-1][-1].hi

@@ -10,7 +10,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from easyscale.core.errors import EasyScaleError
+from easyscale.core.errors import EasyScaleError, WorkerLostError
 from easyscale.core.messages import Failed
 from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
 from easyscale.runtime import api
@@ -83,7 +83,9 @@ def _fail(spec: WorkerSpec, problem: BaseException) -> int:
         step = engine.step
     ours, text = describe(problem)
     journal = engine.journal if engine is not None else Journal(spec.worker, range(0), spec.events_fd, "warn")
-    journal.tell(Failed(worker=spec.worker, step=step, ours=ours, text=text))
+    journal.tell(
+        Failed(worker=spec.worker, step=step, ours=ours, text=text, lost_peer=isinstance(problem, WorkerLostError))
+    )
     if spec.events_fd is None:
         print(text, file=sys.stderr)
     if isinstance(problem, KeyboardInterrupt):
