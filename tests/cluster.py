@@ -28,25 +28,25 @@ Result = dict[str, Any]
 TIMEOUT = 60.0
 
 
-def run_job(train: Callable[[], Result | None], split: Sequence[int], **spec: Any) -> Result:
+def run_job(train: Callable[[], Result | None], split: Sequence[int], *, device: str = "cpu", **spec: Any) -> Result:
     """Train with EasyScale on this plan. Returns worker 0's result, all losses by virtual rank, and messages."""
     plan = Plan(tuple(split))
     with tempfile.TemporaryDirectory() as folder:
         base = WorkerSpec(
-            ests=plan.ests, split=plan.split, rendezvous=f"{folder}/meet", device="cpu", timeout=TIMEOUT, **spec
+            ests=plan.ests, split=plan.split, rendezvous=f"{folder}/meet", device=device, timeout=TIMEOUT, **spec
         )
         outcomes = _fork([_worker(train, replace(base, worker=w)) for w in range(plan.workers)])
     return _join(outcomes, plan.ests)
 
 
-def run_reference(train: Callable[[], Result | None], ests: int, **spec: Any) -> Result:
+def run_reference(train: Callable[[], Result | None], ests: int, *, device: str = "cpu", **spec: Any) -> Result:
     """The same script under `--engine ddp`."""
     with tempfile.TemporaryDirectory() as folder:
         base = WorkerSpec(
             ests=ests,
             split=(1,) * ests,
             rendezvous=f"{folder}/meet",
-            device="cpu",
+            device=device,
             engine="ddp",
             timeout=TIMEOUT,
             **spec,

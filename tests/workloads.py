@@ -142,6 +142,7 @@ class Case:
     evaluate: bool = False
     zero_first: bool = False
     set_to_none: bool = True
+    device: str = "cpu"
     # The optimizer may want groups: given the model, returns what the optimizer is built from.
     groups: Callable[[nn.Module], Any] = lambda model: model.parameters()
 
@@ -161,7 +162,7 @@ def with_easyscale(case: Case) -> Callable[[], dict[str, Any]]:
         model = case.model()
         optimizer = case.optimizer(case.groups(model))
         scheduler = case.scheduler(optimizer) if case.scheduler else None
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3) if case.scaler else None
+        scaler = torch.amp.GradScaler(case.device, init_scale=2.0**12, growth_interval=3) if case.scaler else None
         loader = DataLoader(case.data(), batch_size=case.batch, **{"shuffle": True, **case.loader})
         things = [t for t in (model, optimizer, scheduler, scaler, loader) if t is not None]
         loader = es.prepare(*things, **case.prepare)[-1]
@@ -175,7 +176,7 @@ def with_easyscale(case: Case) -> Callable[[], dict[str, Any]]:
                     optimizer.zero_grad(set_to_none=case.set_to_none)
                 whole = (loader.batch_index + 1) % case.accumulate == 0
                 with contextlib.nullcontext() if whole else model.no_sync():
-                    with torch.autocast("cpu", case.autocast or torch.bfloat16, enabled=case.autocast is not None):
+                    with torch.autocast(case.device, case.autocast or torch.bfloat16, enabled=case.autocast is not None):
                         loss = case.loss(model(x), y) / case.accumulate
                     (scaler.scale(loss) if scaler else loss).backward()
                 es.log(loss=loss)
@@ -209,9 +210,10 @@ def by_hand(case: Case) -> Callable[[int, int], dict[str, Any]]:
         torch.use_deterministic_algorithms(True)
         seed_by_hand(SEED)
         model = case.model()
+        model.to(case.device)
         optimizer = case.optimizer(case.groups(model))
         scheduler = case.scheduler(optimizer) if case.scheduler else None
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=3) if case.scaler else None
+        scaler = torch.amp.GradScaler(case.device, init_scale=2.0**12, growth_interval=3) if case.scaler else None
         dataset = case.data()
         options = {"shuffle": True, **case.loader}
         shuffle = options.pop("shuffle")
@@ -226,11 +228,12 @@ def by_hand(case: Case) -> Callable[[int, int], dict[str, Any]]:
         for epoch in range(case.epochs):
             sampler.set_epoch(epoch)
             for i, (x, y) in enumerate(loader):
+                x, y = x.to(case.device), y.to(case.device)
                 if case.zero_first:
                     optimizer.zero_grad(set_to_none=case.set_to_none)
                 whole = (i + 1) % case.accumulate == 0
                 with contextlib.nullcontext() if whole else ddp.no_sync():
-                    with torch.autocast("cpu", case.autocast or torch.bfloat16, enabled=case.autocast is not None):
+                    with torch.autocast(case.device, case.autocast or torch.bfloat16, enabled=case.autocast is not None):
                         loss = case.loss(ddp(x), y) / case.accumulate
                     (scaler.scale(loss) if scaler else loss).backward()
                 if not whole:

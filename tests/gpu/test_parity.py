@@ -1,0 +1,120 @@
+"""Stock DDP over Gloo on CUDA tensors against ESTs, several processes on one GPU. Runs under pytest or by itself.
+
+`python tests/gpu/test_parity.py` prints one table; it needs no pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src")]
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from cluster import run_job, run_reference, run_stock
+from torch import nn
+from workloads import CNN, MLP, TRANSFORMER, Augmented, Case, adam, by_hand, cnn, with_easyscale
+
+try:
+    import pytest
+except ImportError:  # the table below does without
+    pytest = None  # type: ignore[assignment]
+
+
+def wide() -> nn.Module:
+    """Several buckets: 21 MiB of gradients."""
+    return nn.Sequential(nn.Linear(12, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.Dropout(0.1), nn.Linear(2048, 512),
+                         nn.Linear(512, 5))  # fmt: skip
+
+
+GPU: dict[str, Case] = {
+    "mlp": replace(MLP, device="cuda"),
+    "cnn": replace(CNN, device="cuda"),
+    "cnn channels last": replace(CNN, device="cuda", model=lambda: cnn().to(memory_format=torch.channels_last)),
+    "transformer": replace(TRANSFORMER, device="cuda"),
+    "several buckets": replace(MLP, device="cuda", model=wide, epochs=1),
+    "adam, clipping": replace(MLP, device="cuda", optimizer=adam, clip_norm=0.5),
+    "autocast bf16": replace(CNN, device="cuda", autocast=torch.bfloat16),
+    "autocast fp16, scaler": replace(CNN, device="cuda", autocast=torch.float16, scaler=True),
+    "accumulation": replace(CNN, device="cuda", accumulate=2, batch=3, epochs=3),
+    "average": replace(CNN, device="cuda", average=True),
+    "loader processes, pinned": replace(
+        MLP, device="cuda", data=Augmented, loader={"num_workers": 2, "pin_memory": True}
+    ),
+}
+PLANS: list[tuple[tuple[int, ...], str]] = [
+    ((4,), "device"), ((4,), "host"), ((2, 2), "auto"), ((2, 1, 1), "auto"), ((1, 1, 1, 1), "auto"),
+]  # fmt: skip
+
+
+@lru_cache(maxsize=None)
+def stock(name: str) -> dict[str, Any]:
+    return run_stock(by_hand(GPU[name]), 4)
+
+
+def agrees(name: str, split: tuple[int, ...], staging: str) -> bool:
+    case = replace(GPU[name], init={"staging": staging})
+    result, expected = run_job(with_easyscale(case), split, device="cuda"), stock(name)
+    return bool(
+        result["fingerprint"] == expected["fingerprint"]
+        and list(result["losses"].values()) == list(expected["losses"].values())
+        and result.get("average") == expected.get("average")
+    )
+
+
+def tree_agrees() -> bool:
+    case = replace(GPU["several buckets"], init={"reduction": "tree"})
+    return len({run_job(with_easyscale(case), s, device="cuda")["fingerprint"] for s in [(4,), (3, 1), (1, 1, 1, 1)]}) == 1
+
+
+if pytest is not None:
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize(("split", "staging"), PLANS)
+    @pytest.mark.parametrize("name", GPU)
+    def test_a_gpu_plan_ends_with_stock_ddps_bits(name: str, split: tuple[int, ...], staging: str) -> None:
+        assert agrees(name, split, staging)
+
+    @pytest.mark.gpu
+    def test_tree_order_is_the_same_on_every_plan() -> None:
+        assert tree_agrees()
+
+
+def main() -> int:
+    from easyscale.numerics.fingerprint import fingerprint  # noqa: F401  imported before the fork
+
+    rows, good = [], True
+    for name in GPU:
+        began, cells = time.time(), []
+        try:
+            reference = run_reference(with_easyscale(GPU[name]), 4, device="cuda")["fingerprint"]
+            cells.append(reference == stock(name)["fingerprint"])
+        except AssertionError as problem:
+            print(name, "reference", str(problem)[-1500:], flush=True)
+            cells.append(False)
+        for split, staging in PLANS:
+            try:
+                cells.append(agrees(name, split, staging))
+            except AssertionError as problem:
+                print(name, split, staging, str(problem)[-1500:], flush=True)
+                cells.append(False)
+        good &= all(cells)
+        rows.append((name, cells, time.time() - began))
+    tree = tree_agrees()
+    print("\ntorch", torch.__version__)
+    heads = ["--engine ddp", *(f"{'+'.join(map(str, s))} {g}" for s, g in PLANS)]
+    print(f"{'4 ESTs, one GPU':28}" + "".join(f"{h:>14}" for h in heads) + "   seconds")
+    for name, cells, seconds in rows:
+        print(f"{name:28}" + "".join(f"{'same' if c else 'DIFFERENT':>14}" for c in cells) + f"{seconds:10.1f}")
+    print(f"{'tree order: 4, 3+1, 1+1+1+1':28}{'same' if tree else 'DIFFERENT':>14}")
+    return 0 if good and tree else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
