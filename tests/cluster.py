@@ -111,10 +111,7 @@ def _worker(train: Callable[[], Result | None], spec: WorkerSpec) -> Callable[[]
             api.engine().finish()
         except Leaving as leaving:
             code = leaving.code
-            engine: Any = api.engine()
-            engine.journal.flush(force=True)
-            if getattr(engine, "store", None) is not None:
-                engine.store.wait()
+            api.engine().leave()
         messages.seek(0)
         return {**result, "code": code, "messages": [json.loads(line) for line in messages.read().splitlines()]}
 

@@ -72,7 +72,7 @@ def mlp() -> nn.Module:
 def cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 13, 3, stride=2), nn.BatchNorm2d(13),
-        nn.ReLU(), nn.Dropout2d(0.2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(52, 5),
+        nn.ReLU(), nn.Dropout2d(0.2), nn.AvgPool2d(2, stride=1), nn.Flatten(), nn.Linear(52, 5),
     )  # fmt: skip
 
 
@@ -140,9 +140,15 @@ class Case:
     scaler: bool = False
     average: bool = False  # EMA of the weights through es.register
     evaluate: bool = False
+    ask_between: bool = False  # a checkpoint at the end of each epoch
     zero_first: bool = False
     set_to_none: bool = True
     device: str = "cpu"
+    def mixed(self) -> Any:
+        if self.autocast is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device, self.autocast)
+
     # The optimizer may want groups: given the model, returns what the optimizer is built from.
     groups: Callable[[nn.Module], Any] = lambda model: model.parameters()
 
@@ -176,7 +182,7 @@ def with_easyscale(case: Case) -> Callable[[], dict[str, Any]]:
                     optimizer.zero_grad(set_to_none=case.set_to_none)
                 whole = (loader.batch_index + 1) % case.accumulate == 0
                 with contextlib.nullcontext() if whole else model.no_sync():
-                    with torch.autocast(case.device, case.autocast or torch.bfloat16, enabled=case.autocast is not None):
+                    with case.mixed():
                         loss = case.loss(model(x), y) / case.accumulate
                     (scaler.scale(loss) if scaler else loss).backward()
                 es.log(loss=loss)
@@ -193,6 +199,8 @@ def with_easyscale(case: Case) -> Callable[[], dict[str, Any]]:
                 scheduler.step()
             if case.evaluate:
                 _evaluate(model, case)
+            if case.ask_between:
+                es.checkpoint()
         result = {"rates": [g["lr"] for g in optimizer.param_groups]}
         if average is not None:
             result["average"] = es.fingerprint(average)
@@ -233,7 +241,7 @@ def by_hand(case: Case) -> Callable[[int, int], dict[str, Any]]:
                     optimizer.zero_grad(set_to_none=case.set_to_none)
                 whole = (i + 1) % case.accumulate == 0
                 with contextlib.nullcontext() if whole else ddp.no_sync():
-                    with torch.autocast(case.device, case.autocast or torch.bfloat16, enabled=case.autocast is not None):
+                    with case.mixed():
                         loss = case.loss(ddp(x), y) / case.accumulate
                     (scaler.scale(loss) if scaler else loss).backward()
                 if not whole:

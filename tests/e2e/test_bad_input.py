@@ -83,13 +83,13 @@ def test_a_backward_outside_the_loop_is_refused() -> None:
     refused(train, (2,), "LoopError", "outside the loop")
 
 
-def test_a_backward_in_some_ests_only_is_refused() -> None:
+@pytest.mark.parametrize(("split", "idle", "words"), [((3,), 1, "ESTs [1] did not"), ((1, 2), 2, "only some ESTs")])
+def test_a_backward_in_some_ests_only_is_refused(split: tuple[int, ...], idle: int, words: str) -> None:
     def body(es: Any, model: Any, optimizer: Any, loader: Any, x: Any, y: Any) -> None:
-        if es.rank() != 1:
+        if es.rank() != idle:
             MLP.loss(model(x), y).backward()
 
-    refused(job(body), (3,), "LoopError", "ESTs [1] did not")
-    refused(job(lambda es, *rest: body(es, *rest) if es.rank() != 2 else None), (1, 2), "LoopError", "some ESTs")
+    refused(job(body), split, "LoopError", words)
 
 
 def test_leaving_the_loop_in_the_middle_of_a_step_is_refused() -> None:
@@ -133,6 +133,38 @@ def test_leaving_at_the_top_of_the_body_keeps_stock_ddps_bits(split: tuple[int, 
     from cluster import run_reference
 
     assert run_job(breaks_at_the_top(), split)["fingerprint"] == run_reference(breaks_at_the_top(), 3)["fingerprint"]
+
+
+def breaks_at_the_bottom() -> dict[str, Any]:
+    """Leaves in the local step that completes the global step, then evaluates on every worker."""
+    import easyscale as es
+    from workloads import CNN, Pictures, cnn
+
+    es.init(seed=SEED)
+    model = cnn()
+    optimizer = CNN.optimizer(model.parameters())
+    model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Pictures(), batch_size=4, shuffle=True))
+    seen = []
+    for _epoch in es.epochs(3):
+        for x, y in loader:
+            ordinary(es, model, optimizer, loader, x, y)
+            if loader.batch_index == 2 and loader.completes_step:
+                break
+        model.eval()
+        with torch.no_grad():
+            seen.append(float(model(torch.ones(2, 3, 8, 8)).sum()))
+        model.train()
+    return {"seen": seen}
+
+
+@pytest.mark.parametrize("split", [(3,), (2, 1), (1, 1, 1)], ids=str)
+def test_leaving_after_the_last_est_completes_the_step(split: tuple[int, ...]) -> None:
+    from cluster import run_reference
+
+    expected = run_reference(breaks_at_the_bottom, 3)
+    result = run_job(breaks_at_the_bottom, split)
+    assert result["fingerprint"] == expected["fingerprint"]
+    assert result["seen"] == expected["seen"]
 
 
 class Uneven(IterableDataset[Any]):
@@ -248,7 +280,7 @@ def test_an_operator_without_a_deterministic_form_is_named_with_its_module() -> 
         from easyscale.runtime import api
 
         result = train()
-        api.engine().failed = True  # type: ignore[attr-defined]
+        api.engine().failed = True
         return result
 
     text = run_job(checked, (2,))["text"]

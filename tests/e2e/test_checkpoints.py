@@ -131,6 +131,17 @@ def asks_for_a_checkpoint(where: str) -> Callable[[], dict[str, Any]]:
     return train
 
 
+def test_persistent_loader_processes_keep_their_streams_over_a_resume_between_epochs(tmp_path: Path) -> None:
+    """Stock does not reseed them, so their random states are part of the job even when no epoch is open."""
+    case = replace(RESUMABLE["persistent loader processes"], epochs=3)
+    expected = run_stock(by_hand(case), 4)["fingerprint"]
+    whole = run_job(with_easyscale(replace(case, ask_between=True)), (2, 2), checkpoint_dir=str(tmp_path))
+    assert whole["fingerprint"] == expected
+    asked = sorted(tmp_path.glob("step-*"))[0]
+    assert int(asked.name.removeprefix("step-")) == 4
+    assert run_job(with_easyscale(case), (3, 1), resume=str(asked))["fingerprint"] == expected
+
+
 @pytest.mark.parametrize(("where", "step"), [("inside", (2, 3)), ("between", (4,))])
 def test_a_script_may_ask_for_a_checkpoint_and_any_plan_may_take_it_up(
     where: str, step: tuple[int, ...], tmp_path: Path
@@ -274,3 +285,67 @@ def test_per_est_state_travels_with_its_est(tmp_path: Path) -> None:
     expected = run_reference(train, 4)["fingerprint"]
     assert run_job(train, (4,))["fingerprint"] == expected
     assert in_stages(train, [((3, 1), 3), ((1, 1, 2), 5), ((4,), None)], tmp_path)["fingerprint"] == expected
+
+
+def draws_at_the_top_of_an_epoch() -> dict[str, Any]:
+    """Random numbers drawn outside the loop reach the training: a resume must meet the same ones."""
+    import easyscale as es
+
+    es.init(seed=SEED)
+    model = mlp()
+    optimizer = MLP.optimizer(model.parameters())
+    model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Vectors(), batch_size=4, shuffle=True))
+    for _epoch in es.epochs(3):
+        noise = torch.rand(1)
+        for x, y in loader:
+            MLP.loss(model(x * (1 + noise)), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return {}
+
+
+def test_numbers_drawn_at_the_top_of_an_epoch_are_drawn_again_after_a_resume(tmp_path: Path) -> None:
+    from cluster import run_reference
+
+    expected = run_reference(draws_at_the_top_of_an_epoch, 3)["fingerprint"]
+    assert in_stages(draws_at_the_top_of_an_epoch, [((3,), 8), ((1, 2), None)], tmp_path)["fingerprint"] == expected
+
+
+def test_a_resumed_job_that_loops_over_a_plain_range_is_refused(tmp_path: Path) -> None:
+    def train() -> dict[str, Any]:
+        import easyscale as es
+
+        es.init(seed=SEED)
+        model = mlp()
+        optimizer = MLP.optimizer(model.parameters())
+        model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Vectors(), batch_size=4, shuffle=True))
+        for _epoch in range(2):
+            for x, y in loader:
+                MLP.loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return {}
+
+    assert run_job(train, (4,))["fingerprint"] == stock("momentum")["fingerprint"]
+    run_job(train, (4,), stop_at=2, handoff=str(tmp_path))
+    with pytest.raises(JobFailedError, match=r"es.epochs\(\)"):
+        run_job(train, (2, 2), resume=str(tmp_path))
+
+
+def test_a_signal_between_epochs_stops_the_job_even_without_a_checkpoint_folder() -> None:
+    def train() -> dict[str, Any]:
+        import easyscale as es
+
+        es.init(seed=SEED)
+        model = mlp()
+        optimizer = MLP.optimizer(model.parameters())
+        model, optimizer, loader = es.prepare(model, optimizer, DataLoader(Vectors(), batch_size=4))
+        for _epoch in es.epochs(2):
+            for x, y in loader:
+                MLP.loss(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    assert run_job(train, (2, 1))["code"] == 143

@@ -65,7 +65,7 @@ def without_torch_state() -> None:
 def without_rank_0_buffers() -> None:
     from easyscale.runtime.buffers import Buffers
 
-    Buffers.base_to_live = lambda self: None  # type: ignore[method-assign]
+    Buffers.put = lambda self, values: None  # type: ignore[method-assign]
 
 
 def without_rebuilt_buckets() -> None:

@@ -39,6 +39,20 @@ class Recomputed(nn.Module):
         return self.b(checkpoint(self.a, x, use_reentrant=False))
 
 
+class ReadsItsBuffer(nn.Module):
+    """Training reads and changes a buffer, as spectral norm does: what rank 0 left in the last step counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.utils.parametrizations.spectral_norm(nn.Linear(12, 9))
+        self.out = nn.Linear(9, 5)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.scale.mul_(0.9).add_(0.1 * x.abs().mean())
+        return self.out(self.body(x)) / self.scale
+
+
 class OfType(Vectors):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
@@ -87,6 +101,7 @@ FEATURES: dict[str, Case] = {
     "unused parameters": replace(
         MLP, model=Branches, data=lambda: Vectors(24), batch=1, prepare={"find_unused_parameters": True}
     ),
+    "buffers that training reads": replace(MLP, model=ReadsItsBuffer),
     "frozen parameters": replace(MLP, model=frozen),
     "activation checkpointing": replace(MLP, model=Recomputed),
     "channels last": replace(CNN, model=lambda: cnn().to(memory_format=torch.channels_last)),

@@ -9,16 +9,18 @@ import os
 import sys
 import time
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / "src")]
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
+# ruff: noqa: E402  the two lines above come first
 import torch
-from cluster import run_job, run_reference, run_stock
 from torch import nn
+
+from cluster import run_job, run_reference, run_stock
 from workloads import CNN, MLP, TRANSFORMER, Augmented, Case, adam, by_hand, cnn, with_easyscale
 
 try:
@@ -53,7 +55,7 @@ PLANS: list[tuple[tuple[int, ...], str]] = [
 ]  # fmt: skip
 
 
-@lru_cache(maxsize=None)
+@cache
 def stock(name: str) -> dict[str, Any]:
     return run_stock(by_hand(GPU[name]), 4)
 
@@ -70,7 +72,8 @@ def agrees(name: str, split: tuple[int, ...], staging: str) -> bool:
 
 def tree_agrees() -> bool:
     case = replace(GPU["several buckets"], init={"reduction": "tree"})
-    return len({run_job(with_easyscale(case), s, device="cuda")["fingerprint"] for s in [(4,), (3, 1), (1, 1, 1, 1)]}) == 1
+    plans = [(4,), (3, 1), (1, 1, 1, 1)]
+    return len({run_job(with_easyscale(case), plan, device="cuda")["fingerprint"] for plan in plans}) == 1
 
 
 if pytest is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,6 +60,7 @@ def init(
     _check_choice("reduction", reduction, ("ddp", "tree"))
     _check_choice("staging", staging, ("auto", "device", "host"))
     _check_choice("on_nonfinite", on_nonfinite, ("warn", "stop"))
+    _check_choice("determinism", determinism or "D1", ("D0", "D1", "D2"))
     spec = spec_from_environment(os.environ, ests)
     wishes = {
         "device": device, "threads": threads, "determinism": determinism, "resume": resume,
@@ -149,7 +149,10 @@ def register(name: str, obj: Any, per_est: bool = False) -> None:
 
 
 def checkpoint() -> None:
-    """Ask for a checkpoint: written at the end of this global step, or of this epoch's body outside of the loop."""
+    """Ask for a checkpoint: written at the end of the next global step, or of this epoch's body outside of the loop.
+
+    The next one, because workers agree on a step while they compute it.
+    """
     engine().request_checkpoint()
 
 
@@ -169,7 +172,11 @@ def current_engine() -> Engine | None:
 
 def _finish_alone() -> None:
     """A script without the launcher ended: write what is still to be written, unless it failed."""
-    if _engine is not None and not getattr(_engine, "failed", False) and not hasattr(sys, "last_value"):
+    if _engine is None or _engine.failed:
+        return
+    if _engine.leaving:
+        _engine.leave()
+    else:
         _engine.finish()
 
 

@@ -1,8 +1,9 @@
 """Module buffers, with stock DDP's meaning: rank 0's are copied to every rank before a forward.
 
-The model of a worker has one set of buffers, `live`. `base` is what EST 0 left after its last local step. Before a
-forward that stock DDP would synchronise, live becomes base; an EST that runs on without synchronisation (`no_sync`)
-keeps its own copy in its context. Outside of local steps, the model of every worker shows EST 0's buffers.
+The model of a worker has one set of buffers, `live`. `base` is what EST 0 left in the last global step; what it leaves
+in this one waits as `next` until all ESTs had their turn. Before a forward that stock DDP would synchronise, live
+becomes base; an EST that runs on without synchronisation (`no_sync`) keeps its own copy in its context. Outside of
+local steps, the model of every worker shows EST 0's buffers.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Buffers:
         ]
         self._group, self._holds_est0 = group, holds_est0
         self._base: list[torch.Tensor] = []
+        self._next: list[torch.Tensor] = []
+        self._next_is_set = False
 
     def live(self) -> list[torch.Tensor]:
         """Looked up each time: scripts may replace a buffer by another tensor."""
@@ -45,15 +48,28 @@ class Buffers:
                 torch._foreach_copy_(live, list(values))
 
     def keep_as_base(self) -> None:
-        """EST 0 ends its local step: what it leaves is what every EST starts from next."""
-        if len(self._base) == len(self._slots) and self._base:
+        """Between loops: what the model shows is what every EST starts from."""
+        self._base, self._next_is_set = self.copy(), False
+
+    def keep_as_next(self) -> None:
+        """EST 0 ends its local step: what it leaves is what every EST starts from in the next global step."""
+        live = self.live()
+        if len(self._next) == len(live) and live:
             with torch.no_grad():
-                torch._foreach_copy_(self._base, self.live())
+                torch._foreach_copy_(self._next, live)
         else:
-            self._base = self.copy()
+            self._next = self.copy()
+        self._next_is_set = True
+
+    def next_becomes_base(self) -> None:
+        if self._next_is_set:
+            self._base, self._next, self._next_is_set = self._next, self._base, False
 
     def base_to_live(self) -> None:
         self.put(self._base)
+
+    def next_to_live(self) -> None:
+        self.put(self._next if self._next_is_set else self._base)
 
     def share_base(self) -> None:
         """Send EST 0's buffers to all workers (once a global step, as stock DDP does)."""

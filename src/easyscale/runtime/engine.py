@@ -68,6 +68,8 @@ class Engine(ABC):
         self._started = started
         self.timings: dict[str, float] = {}
         self.in_epochs = False
+        self.failed = False  # the script raised: nothing more is agreed on with peers
+        self.leaving = False  # a stop or hand-over is under way
         apply_level(spec.determinism, spec.threads)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -96,6 +98,7 @@ class Engine(ABC):
         try:
             for epoch in range(self.epoch, count):
                 self.epoch = epoch
+                self.seed_between("top")
                 yield epoch
                 self.epoch = epoch + 1
                 self.epoch_ended()
@@ -116,6 +119,10 @@ class Engine(ABC):
         self.timings["ready"] = seconds
         self.journal.tell(Ready(worker=self.spec.worker, pid=os.getpid(), step=self.step, seconds=seconds))
 
+    def leave(self) -> None:
+        """The process ends on purpose before the script does: what was told and saved is on its way by then."""
+        self.journal.flush(force=True)
+
     def done(self, bytes_sent: int = 0) -> None:
         self.journal.flush(force=True)
         sha = fingerprint(self.model) if self.model is not None and 0 in self.ests else None
@@ -123,12 +130,14 @@ class Engine(ABC):
             Done(worker=self.spec.worker, steps=self.step, fingerprint=sha, timings=self.timings, bytes_sent=bytes_sent)
         )
 
-    def seed_between(self) -> None:
+    def seed_between(self, place: str = "between") -> None:
         """Random streams for code outside the loops: the same on every worker, none of them an EST's.
 
-        So an evaluation between epochs, on every worker or on one, leaves training's bits alone.
+        So an evaluation between epochs, on every worker or on one, leaves training's bits alone. The top of an epoch
+        has a stream of its own, which a resume in the middle of that epoch meets again.
         """
-        text = f"between:{self.settings.seed}:{self.step}:{self.epoch}"
+        step = 0 if place == "top" else self.step
+        text = f"{place}:{self.settings.seed}:{step}:{self.epoch}"
         seed_all(int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big"))
 
 

@@ -53,7 +53,7 @@ def install_hook() -> None:
     def show(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
         from easyscale.runtime.api import current_engine
 
-        engine: Any = current_engine()
+        engine = current_engine()
         if engine is not None:
             engine.failed = True
         if isinstance(problem, EasyScaleError) or explain(problem) is not None:

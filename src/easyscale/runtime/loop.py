@@ -71,7 +71,7 @@ class PreparedLoader:
                 if taken == 0:
                     session.batch_drawn()
                     if position == 0:
-                        session.announce_round(more=True)
+                        session.agreement.announce(more=True)
                 self.batch_index = self.taken.get(est, 0)
                 self.taken[est] = self.batch_index + 1
                 taken += 1
@@ -97,8 +97,8 @@ class PreparedLoader:
                 session.turn_abandoned()
             else:
                 raise _different_lengths(session.ests[0], est)
-        session.announce_round(more=False)
-        session.hear_round()
+        session.agreement.announce(more=False)
+        session.agreement.hear()
 
     def draw_for_the_rest(self, position: int) -> None:
         """The script broke out before the first backward of a round: every rank of stock DDP has drawn this batch."""

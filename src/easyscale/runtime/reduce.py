@@ -214,9 +214,12 @@ class Reducer:
     def _backward_ended(self) -> None:
         if len(self._arrived) < len(self.parameters) and not self._settings.find_unused_parameters:
             self._refuse_unused()
-        self._phase, self._armed = "done", False
-        if self.world == 1:
-            return
+        self._armed = False
+        if self.world > 1:
+            self._set_aside_or_reduce()
+        self._phase = "done"
+
+    def _set_aside_or_reduce(self) -> None:
         for index in self._arrived:
             self._used[index] = 1
         self._staging.choose(self.gradient_bytes)

@@ -20,7 +20,7 @@ from easyscale.core.errors import UsageError
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.fingerprint import fingerprint
 from easyscale.numerics.rng import RngState, seed_all
-from easyscale.runtime.data.stock import stock_loader
+from easyscale.runtime.data.stock import set_epoch, stock_loader
 from easyscale.runtime.engine import (
     Engine,
     PrepareOptions,
@@ -112,7 +112,8 @@ class ReferenceSession(Engine):
         """The reference writes no checkpoints."""
 
     def log(self, values: dict[str, Any]) -> None:
-        self.journal.log(self.spec.worker, values)
+        if self._in_loop:
+            self.journal.log(self.spec.worker, values)
 
     def finish(self) -> None:
         self.done()
@@ -144,10 +145,7 @@ class ReferenceLoader:
         session._in_loop = True
         epoch = session.epoch if session.in_epochs else self._opened
         self._opened += 1
-        samplers: tuple[Any, ...] = (self._stock.sampler, self._stock.batch_sampler)
-        for sampler in samplers:
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
+        set_epoch(self._stock, epoch)
         samples = 0
         try:
             for index, batch in enumerate(self._stock):

@@ -8,26 +8,23 @@ checkpoints, stops and hand-overs happen there.
 from __future__ import annotations
 
 import copy
-import os
 import signal
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from easyscale.core.errors import EasyScaleError, LoaderLengthError, LoopError, UnsupportedError, UsageError
+from easyscale.core.errors import EasyScaleError, LoopError, UnsupportedError, UsageError
 from easyscale.core.messages import HandedOver
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.buckets import bucket_limits
 from easyscale.numerics.fingerprint import fingerprint
 from easyscale.numerics.rng import RngState, seed_all
 from easyscale.runtime import membership, state
+from easyscale.runtime.agreement import Agreement, Wishes
 from easyscale.runtime.buffers import Buffers
 from easyscale.runtime.context import EstContext
 from easyscale.runtime.data.feed import Feed
@@ -59,21 +56,20 @@ class EstSession(Engine):
         self.registered: dict[str, Any] = {}
         self.per_est: dict[str, Any] = {}
         self.unclaimed: dict[str, Any] = {}  # registered state of a checkpoint that waits for its object
+        self.resumed = False
         self.resumed_loader: int | None = None
-        self.resumed_cursors: dict[int, Any] = {}
         self.loader: PreparedLoader | None = None
         self.samples = 0
-        self.failed = False
         self._live: int | None = None  # the EST whose random states the generators hold
         self._synchronise = True  # False inside model.no_sync()
         self._carried: list[torch.Tensor | None] | None = None
         self._synchronised: list[bool] = []  # for each turn of this round: did its backward synchronise?
-        self._wish_checkpoint = self._wish_stop = 0
-        self._last_save = time.monotonic()
-        self._wait_control: Any = None
+        self._saved_step = -1
         self._broken: EasyScaleError | None = None
-        self._pid = os.getpid()
-        self._listen_to_signals()
+        self._unsettled: Literal["round", "step"] | None = None
+        self.agreement = Agreement(self.group, spec.checkpoint_seconds)
+        signals = [signal.SIGTERM] + ([signal.SIGINT] if spec.events_fd is not None else [])
+        self.agreement.listen(signals, self._stop_now)
 
     # ------------------------------------------------------------------ prepare
 
@@ -141,7 +137,8 @@ class EstSession(Engine):
         seed_all(self.settings.seed + est)
         rng = RngState.capture(self.device, self.generators)
         rng.extra = tuple(own)  # a loader's generator starts as the script made it, on every rank
-        return EstContext(est, rng)
+        own_states = {name: copy.deepcopy(target.state_dict()) for name, target in self.per_est.items()}
+        return EstContext(est, rng, registered=own_states)
 
     def _install(self, model: torch.nn.Module) -> None:
         attach(model, self._before_forward, self._after_forward)
@@ -188,7 +185,7 @@ class EstSession(Engine):
     # ------------------------------------------------------------------ a loop
 
     def loop_begins(self, loader: PreparedLoader) -> None:
-        self.check()
+        self.settle()
         if self.loader is not None:
             raise LoopError(
                 "A loop over a prepared loader began inside another one.",
@@ -201,7 +198,7 @@ class EstSession(Engine):
                 "training on without it would change the bits.",
                 "call es.register() with these names before the loop.",
             )
-        if self.epoch > 0 and not self.in_epochs and self.spec.resume is not None:
+        if self.resumed and not self.in_epochs:
             raise LoopError(
                 "The job was resumed, but the loop does not run inside es.epochs().",
                 "a plain range() would start again at epoch 0.",
@@ -210,15 +207,13 @@ class EstSession(Engine):
         self.loader = loader
         self.buffers.keep_as_base()  # code between loops may have changed them; rank 0's count
         self.buffers.share_base()
-        resumed = state.cursors_for(self, loader)
-        loader.taken = {est: cursor["taken"] for est, cursor in resumed.items()}
+        if self.resumed_loader == loader.index:
+            self.resumed_loader = None  # its cursors stand where the checkpoint left them
+            return
+        loader.taken = {}
         for est in self.ests:
             self._switch(est)
-            if est in resumed:
-                loader.feed.restore(est, resumed[est]["feed"])
-                self.contexts[est].rng.restore(self.device, self.generators)
-            else:
-                loader.feed.open(est, self.epoch if self.in_epochs else loader.opened)
+            loader.feed.open(est, self.epoch if self.in_epochs else loader.opened)
         loader.opened += 1
 
     def turn_begins(self, est: int, position: int) -> None:
@@ -259,7 +254,7 @@ class EstSession(Engine):
             context.gradients = [p.grad for p in self.reducer.parameters]
             self._put_gradients([None] * len(context.gradients))
         if self.current == 0:
-            self.buffers.keep_as_base()
+            self.buffers.keep_as_next()
         if context.buffers is None:
             self._keep_own_buffers(context)
         for name, target in self.per_est.items():
@@ -275,7 +270,7 @@ class EstSession(Engine):
         if self.current != 0 and 0 in self.ests and self.buffers:
             assert self.current is not None
             self._keep_own_buffers(self.contexts[self.current])
-            self.buffers.base_to_live()
+            self.buffers.next_to_live()
 
     def turn_abandoned(self) -> None:
         self.reducer.end()
@@ -284,47 +279,55 @@ class EstSession(Engine):
 
     def round_ends(self) -> None:
         """All ESTs of this worker had their turn: the global step is complete."""
-        wishes = self.hear_round()
+        wishes = self.agreement.hear()
+        if self._close_round():
+            self._share_step()
+            self._act(wishes)
+
+    def _close_round(self) -> bool:
+        """This worker's part of ending a round. Returns whether it was a global step."""
+        self.buffers.next_becomes_base()
         if len(set(self._synchronised)) > 1:
             raise LoopError(
                 f"In one round, only some ESTs called backward(): {self._synchronised} for ESTs {list(self.ests)}.",
                 "every EST takes part in every global step; stock DDP would hang here.",
                 "call backward() for each batch, or for none (multiply the loss by 0 to leave a batch out).",
             )
-        if not self._synchronised[0]:
+        if not self._synchronised or not self._synchronised[0]:
             self.samples = 0
-            return
+            return False
         self.step += 1
+        self.journal.step_done(self.step - 1, self.epoch, self.samples)
+        self.samples = 0
+        return True
+
+    def _share_step(self) -> None:
+        """The peers' part: rank 0's buffers for all, and once the order of the buckets."""
         self.buffers.share_base()
         self.buffers.base_to_live()
         if self.reducer.ready is None:
             membership.share_order(self.group, self.reducer)
-        self.journal.step_done(self.step - 1, self.epoch, self.samples)
-        self.samples = 0
-        self._after_step(wishes)
-
-    def _after_step(self, wishes: tuple[int, int]) -> None:
         every = self.spec.fingerprint_every
         if every and self.step % every == 0 and 0 in self.ests:
             assert self.model is not None
             self.journal.fingerprint(self.step, fingerprint(self.model))
-        checkpoint, stop = wishes
-        due = self.spec.checkpoint_every is not None and self.step % self.spec.checkpoint_every == 0
-        if self.store is not None and (checkpoint or due or stop):
+
+    def _act(self, wishes: Wishes) -> None:
+        """Save, stop or hand over: only here, where the state of all workers is that of one step."""
+        if self.store is not None and (wishes.checkpoint or wishes.stop or self._checkpoint_is_due()):
             self._save()
-        if stop:
-            raise Leaving(128 + stop)
+        if wishes.stop:
+            self._stop(wishes.stop)
         if self.spec.stop_at is not None and self.step >= self.spec.stop_at:
-            state.hand_over(self)
-            self.journal.flush(force=True)
-            sent = self.group.bytes_sent
-            self.journal.tell(
-                HandedOver(step=self.step, worker=self.spec.worker, timings=self.timings, bytes_sent=sent)
-            )
-            raise Leaving(0)
+            self._hand_over()
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self.spec.checkpoint_every
+        return every is not None and self.step % every == 0 and self.step != self._saved_step
 
     def loop_ends(self, loader: PreparedLoader, outcome: BaseException | None) -> None:
-        if isinstance(outcome, GeneratorExit) and outcome.__context__ is None and not self.failed:
+        """Local only: this may run while an exception of the script unwinds, when peers may be gone."""
+        if isinstance(outcome, GeneratorExit):
             self._left_early(loader)
         self.loader = None
         if self.current is not None:
@@ -339,11 +342,11 @@ class EstSession(Engine):
             return
         if self._position == len(self.ests) - 1 and self.reducer.synchronised:
             self.turn_ends()
-            self.round_ends()
+            self._unsettled = "step" if self._close_round() else "round"
         elif self._position == 0 and not self.reducer.synchronised:
             self.turn_abandoned()
             loader.draw_for_the_rest(0)
-            self.hear_round()
+            self._unsettled = "round"
         elif any(self._synchronised) or self.reducer.synchronised:
             self._broken = LoopError(
                 f"The loop was left in the middle of a global step: EST {self.current} of {list(self.ests)}.",
@@ -351,11 +354,28 @@ class EstSession(Engine):
                 "leave at the top of the body, e.g. `if loader.batch_index == 100: break`.",
             )
 
+    def settle(self) -> None:
+        """Do with the peers what was left over when the script broke out of a loop, at its next call of ours."""
+        if self._broken is not None:
+            raise self._broken
+        unsettled, self._unsettled = self._unsettled, None
+        if unsettled is None:
+            return
+        wishes = self.agreement.hear()
+        if unsettled == "step":
+            self._share_step()
+        # Between loops the place in the epoch is not known: what is wished waits for the end of the epoch's body.
+        if wishes.checkpoint or (unsettled == "step" and self._checkpoint_is_due()):
+            self.agreement.wish_checkpoint()
+        if wishes.stop:
+            self.agreement.wish_stop(wishes.stop)
+
     # ------------------------------------------------------------------ forward hooks
 
     def _before_forward(self) -> None:
         DistributedDataParallel._active_ddp_module = self._compile_hint  # type: ignore[assignment]
         if self.current is None:
+            self.settle()  # an evaluation after a `break` sees rank 0's buffers
             return
         context = self.contexts[self.current]
         if self._forwards == 0 and self._position == 0 and len(self.ests) > 1:
@@ -382,65 +402,44 @@ class EstSession(Engine):
         if torch.is_grad_enabled():
             self.reducer.arm(synchronise)
 
-    # ------------------------------------------------------------------ agreement
-
-    def announce_round(self, more: bool) -> None:
-        """Tell the peers, beside the computation, that this worker has data, and what it was asked to do."""
-        if self.spec.checkpoint_seconds and time.monotonic() - self._last_save > self.spec.checkpoint_seconds:
-            self._wish_checkpoint = 1
-        self._control = torch.tensor([more, not more, self._wish_checkpoint, self._wish_stop], dtype=torch.int64)
-        if more:
-            self._wish_checkpoint = 0
-        self._wait_control = self.group.all_reduce(self._control, dist.ReduceOp.MAX)
-
-    def hear_round(self) -> tuple[int, int]:
-        self._wait_control()
-        more, ended, checkpoint, stop = self._control.tolist()
-        if more and ended:
-            raise LoaderLengthError(
-                "The loaders of some ESTs are exhausted while others still have batches.",
-                "every EST takes part in every global step; stock DDP would hang here.",
-                "give each rank the same number of batches.",
-            )
-        return checkpoint, stop
+    # ------------------------------------------------------------------ leaving
 
     def request_checkpoint(self) -> None:
-        if self.store is None and self.spec.checkpoint_dir is None:
+        if self.store is None:
             raise UsageError(
                 "es.checkpoint() was called, but the job has no checkpoint folder.",
                 "nobody said where checkpoints go.",
                 "start it with --checkpoint-dir DIR, or es.init(checkpoint_dir=...).",
             )
-        self._wish_checkpoint = 1
+        self.agreement.wish_checkpoint()
 
     def epoch_ended(self) -> None:
-        self.check()
-        self.announce_round(more=True)
-        checkpoint, stop = self.hear_round()
-        if checkpoint or stop:
-            self._save()
-        if stop:
-            raise Leaving(128 + stop)
+        self.settle()
+        self.agreement.announce(more=True)
+        self._act(self.agreement.hear())
 
     def _save(self) -> None:
-        self._last_save = time.monotonic()
+        self.agreement.saved()
+        self._saved_step = self.step
         state.save(self)
 
-    def _listen_to_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            return
-        signals = [signal.SIGTERM] + ([signal.SIGINT] if self.spec.events_fd is not None else [])
-        for number in signals:
-            signal.signal(number, self._on_signal)
+    def _hand_over(self) -> NoReturn:
+        state.hand_over(self)
+        self.journal.flush(force=True)
+        sent = self.group.bytes_sent
+        self.journal.tell(HandedOver(step=self.step, worker=self.spec.worker, timings=self.timings, bytes_sent=sent))
+        self.leaving = True
+        raise Leaving(0)
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        if os.getpid() != self._pid:  # a loader process that was forked from here
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-            return
+    def _stop(self, number: int) -> NoReturn:
+        self.leaving = True
+        raise Leaving(128 + number)
+
+    def _stop_now(self, number: int) -> bool:
+        """A signal came. Before the first step and after the last, nothing is in the way of leaving."""
         if self.loader is None and not self.in_epochs:
-            raise Leaving(128 + number)
-        self._wish_stop = number
+            self._stop(number)
+        return False
 
     # ------------------------------------------------------------------ small things
 
@@ -451,21 +450,23 @@ class EstSession(Engine):
         if self.current is not None:
             self.journal.log(self.current, values)
 
-    def check(self) -> None:
-        if self._broken is not None:
-            raise self._broken
-
     def capture(self) -> None:
         """Bring the stored random state of the EST whose states are live up to date."""
         if self._live is not None:
             self.contexts[self._live].rng = RngState.capture(self.device, self.generators)
 
     def finish(self) -> None:
-        self.check()
+        self.settle()
         if self.model is not None and self.store is not None:
             self._save()
             self.store.wait()
         self.done(self.group.bytes_sent)
+        self.close()
+
+    def leave(self) -> None:
+        super().leave()
+        if self.store is not None:
+            self.store.wait()
         self.close()
 
     def close(self) -> None:

@@ -21,7 +21,6 @@ from easyscale.runtime.context import EstContext
 from easyscale.runtime.membership import refuse_differences
 
 if TYPE_CHECKING:
-    from easyscale.runtime.loop import PreparedLoader
     from easyscale.runtime.session import EstSession
 
 
@@ -67,26 +66,17 @@ def resume(session: EstSession) -> None:
     for est in session.ests:
         tree = snapshot.contexts[est]
         session.contexts[est] = _context(tree["context"], session.device)
-    session.step, session.epoch = snapshot.step, shared["loop"]["epoch"]
+    session.step, session.epoch, session.resumed = snapshot.step, shared["loop"]["epoch"], True
     if shared["ready"] is not None:
         session.reducer.rebuild(shared["ready"])
-    if shared["loop"]["inside"]:
-        session.resumed_loader = shared["loop"]["loader"]
-        session.resumed_cursors = {est: snapshot.contexts[est]["cursor"] for est in session.ests}
+    session.resumed_loader = shared["loop"]["loader"]
+    _restore_cursors(session, snapshot)
     for name in session.per_est:
         load_per_est(session, name)
     session.buffers.keep_as_base()
     if session.spec.worker == 0:
         text = f"resumed at global step {snapshot.step}, epoch {session.epoch}, on plan {session.spec.plan}."
         session.journal.event("resumed", text, snapshot.step)
-
-
-def cursors_for(session: EstSession, loader: PreparedLoader) -> dict[int, Any]:
-    """Where each EST stands in this loader, the first time it is iterated after a resume; else nothing."""
-    if session.resumed_loader != loader.index:
-        return {}
-    session.resumed_loader = None
-    return session.resumed_cursors
 
 
 # ---------------------------------------------------------------------------------------- gathering
@@ -110,7 +100,6 @@ def _gather(session: EstSession) -> Snapshot | None:
         "registered": {name: target.state_dict() for name, target in session.registered.items()},
         "loop": {
             "epoch": session.epoch,
-            "inside": session.loader is not None,
             "loader": session.loader.index if session.loader is not None else None,
         },
         "ready": session.reducer.ready,
@@ -122,10 +111,12 @@ def _gather(session: EstSession) -> Snapshot | None:
 
 
 def _est_tree(session: EstSession, est: int) -> dict[str, Any]:
-    cursor = None
-    if session.loader is not None:
-        cursor = {"taken": session.loader.taken.get(est, 0), "feed": session.loader.feed.cursor(est)}
-    return {"context": session.contexts[est].to_tree(), "cursor": cursor}
+    """Cursors of all loaders, open or closed: streams of loader processes may live on between epochs."""
+    cursors = [
+        {"taken": loader.taken.get(est, 0), "opened": loader.opened, "feed": loader.feed.cursor(est)}
+        for loader in session.loaders
+    ]
+    return {"context": session.contexts[est].to_tree(), "cursors": cursors}
 
 
 def _pack(trees: list[Any]) -> bytes:
@@ -215,6 +206,17 @@ def _context(tree: dict[str, Any], device: torch.device) -> EstContext:
     context.buffers = codec.to_device(context.buffers, device)
     context.gradients = codec.to_device(context.gradients, device)
     return context
+
+
+def _restore_cursors(session: EstSession, snapshot: Snapshot) -> None:
+    for loader in session.loaders:
+        for est in session.ests:
+            saved = snapshot.contexts[est]["cursors"][loader.index]
+            loader.taken[est], loader.opened = saved["taken"], saved["opened"]
+            session.current = est  # a dataset that is replayed may ask for its rank
+            loader.feed.restore(est, saved["feed"])
+    session.current = None
+    session.seed_between()  # restoring may have left any random state behind
 
 
 def load_per_est(session: EstSession, name: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 
-class Leaving(BaseException):
+class Leaving(SystemExit):
     """Passes through the user's `except Exception`; `finally` blocks run. Carries the exit code."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
+    code: int

@@ -53,11 +53,7 @@ def _run(target: str, rest: list[str], module: bool) -> None:
 def _leave(code: int) -> int:
     engine = api.current_engine()
     if engine is not None:
-        engine.journal.flush(force=True)
-        store = getattr(engine, "store", None)
-        if store is not None:
-            store.wait()
-        getattr(engine, "close", lambda: None)()
+        engine.leave()
     return code
 
 
@@ -79,7 +75,7 @@ def _fail(spec: WorkerSpec, problem: BaseException) -> int:
     engine = api.current_engine()
     step = 0
     if engine is not None:
-        engine.failed = True  # type: ignore[attr-defined]
+        engine.failed = True
         step = engine.step
     ours, text = describe(problem)
     journal = engine.journal if engine is not None else Journal(spec.worker, range(0), spec.events_fd, "warn")

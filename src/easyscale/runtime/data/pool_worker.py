@@ -7,6 +7,7 @@ is put in place before each of its tasks and taken away after it, and goes back 
 
 from __future__ import annotations
 
+import os
 import queue
 import random
 from collections.abc import Callable, Iterator
@@ -214,6 +215,8 @@ def serve(role: Role, inbox: Inbox, outbox: Outbox, done: Flag) -> None:
             else:
                 outbox.put(streams[message.est].perform(message))
             del message  # save memory
+        else:  # the main process died: nobody reads the outbox, so waiting for it to empty would last for ever
+            os._exit(1)
     except KeyboardInterrupt:
         pass  # the main process raises it anyway
     if done.is_set():
