@@ -3,7 +3,8 @@
 The model of a worker has one set of buffers, `live`. `base` is what EST 0 left in the last global step; what it leaves
 in this one waits as `next` until all ESTs had their turn. Before a forward that stock DDP would synchronise, live
 becomes base; an EST that runs on without synchronisation (`no_sync`) keeps its own copy in its context. Outside of
-local steps, the model of every worker shows EST 0's buffers.
+local steps, the model of every worker shows EST 0's buffers. A worker that runs EST 0 alone copies nothing: its live
+buffers are all three.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from easyscale.runtime.group import Group
 class Buffers:
     """The buffers of the prepared model on one worker."""
 
-    def __init__(self, model: torch.nn.Module, ignored: frozenset[str], group: Group, *, holds_est0: bool) -> None:
+    def __init__(self, model: torch.nn.Module, ignored: frozenset[str], group: Group, ests: range) -> None:
         self._slots = [
             (module, name)
             for prefix, module in model.named_modules()
             for name in module._buffers
             if (f"{prefix}.{name}" if prefix else name) not in ignored
         ]
-        self._group, self._holds_est0 = group, holds_est0
+        self._group, self._holds_est0 = group, 0 in ests
+        self._only_est0 = ests == range(1)
         self._base: list[torch.Tensor] = []
         self._next: list[torch.Tensor] = []
         self._next_is_set = False
@@ -44,19 +46,21 @@ class Buffers:
     def put(self, values: Sequence[torch.Tensor]) -> None:
         live = self.live()
         if live and len(live) == len(values):
-            with torch.no_grad():
-                torch._foreach_copy_(live, list(values))
+            _copy(live, values)
 
     def keep_as_base(self) -> None:
         """Between loops: what the model shows is what every EST starts from."""
-        self._base, self._next_is_set = self.copy(), False
+        self._next_is_set = False
+        if not self._only_est0:
+            self._base = self.copy()
 
     def keep_as_next(self) -> None:
         """EST 0 ends its local step: what it leaves is what every EST starts from in the next global step."""
+        if self._only_est0:
+            return
         live = self.live()
-        if len(self._next) == len(live) and live:
-            with torch.no_grad():
-                torch._foreach_copy_(self._next, live)
+        if live and len(self._next) == len(live):
+            _copy(self._next, live)
         else:
             self._next = self.copy()
         self._next_is_set = True
@@ -66,23 +70,24 @@ class Buffers:
             self._base, self._next, self._next_is_set = self._next, self._base, False
 
     def base_to_live(self) -> None:
-        self.put(self._base)
+        if not self._only_est0:
+            self.put(self._base)
 
     def next_to_live(self) -> None:
-        self.put(self._next if self._next_is_set else self._base)
+        if not self._only_est0:
+            self.put(self._next if self._next_is_set else self._base)
 
     def share_base(self) -> None:
         """Send EST 0's buffers to all workers (once a global step, as stock DDP does)."""
         if not self._slots or self._group.workers == 1:
             return
-        if not self._base:
-            self._base = self.copy()
-        flat = torch.cat([t.detach().reshape(-1).view(torch.uint8).cpu() for t in self._base if t.numel()])
+        base = self.live() if self._only_est0 else self._base
+        flat = torch.cat([t.detach().reshape(-1).view(torch.uint8).cpu() for t in base if t.numel()])
         self._group.broadcast(flat, 0)
         if self._holds_est0:
             return
         offset = 0
-        for tensor in self._base:
+        for tensor in base:
             if tensor.numel():
                 part = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
                 tensor.copy_(part)
@@ -95,3 +100,15 @@ class Buffers:
             not isinstance(module, norms) and not torch.equal(live, base)
             for (module, _), live, base in zip(self._slots, self.live(), self._base, strict=False)
         )
+
+
+@torch.no_grad()
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """One list a dtype: torch fuses a list of copies into few launches only where its dtypes are the same."""
+    by_type: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        pair = by_type.setdefault(target.dtype, ([], []))
+        pair[0].append(target)
+        pair[1].append(source)
+    for into, out_of in by_type.values():
+        torch._foreach_copy_(into, out_of)

@@ -84,7 +84,7 @@ class EstSession(Engine):
         membership.share_initial_state(self.group, model)
         self.optimizers, self.schedulers, self.scalers = kinds["optimizers"], kinds["schedulers"], kinds["scalers"]
         ignored = frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-        self.buffers = Buffers(model, ignored, self.group, holds_est0=0 in self.ests)
+        self.buffers = Buffers(model, ignored, self.group, self.ests)
         self.reducer = self._make_reducer(model, ignored)
         self.rhythm.synchronised = lambda: self.reducer.synchronised
         self.reducer.on_reduced = self._gradients_reduced
@@ -304,12 +304,12 @@ class EstSession(Engine):
     def _share_step(self) -> None:
         """The peers' part: rank 0's buffers for all, and once the order of the buckets."""
         self.buffers.share_base()
-        self.buffers.base_to_live()
         if self.reducer.ready is None:
             membership.share_order(self.group, self.reducer)
         every = self.spec.fingerprint_every
         if every and self.step % every == 0 and 0 in self.ests:
             assert self.model is not None
+            self.buffers.base_to_live()
             self.journal.fingerprint(self.step, fingerprint(self.model))
 
     def _act(self, wishes: Wishes) -> None:

@@ -86,6 +86,7 @@ def _gather(session: EstSession) -> Snapshot | None:
     """The whole state at worker 0, copied to host memory; None on the others."""
     assert session.model is not None
     session.capture()
+    session.buffers.base_to_live()
     mine = codec.to_host([_est_tree(session, est) for est in session.ests])
     if session.group.workers == 1:
         contexts = mine
