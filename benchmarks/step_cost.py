@@ -51,7 +51,8 @@ def convnet() -> tuple[nn.Module, Any, Any]:
 
 def encoder() -> tuple[nn.Module, Any, Any]:
     layer = nn.TransformerEncoderLayer(128, 4, 512, batch_first=True)
-    model = nn.Sequential(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Flatten(), nn.Linear(4096, 10))
+    body = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+    model = nn.Sequential(body, nn.Flatten(), nn.Linear(4096, 10))
     return model, torch.randn(8, 32, 128), torch.randint(10, (8,))
 
 
@@ -66,7 +67,8 @@ def resnet50() -> tuple[nn.Module, Any, Any]:
 def bert() -> tuple[nn.Module, Any, Any]:
     """BERT-base's encoder by its sizes, batch 8 of 384 tokens."""
     layer = nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, activation="gelu")
-    model = nn.Sequential(nn.TransformerEncoder(layer, 12, enable_nested_tensor=False), nn.Flatten(), nn.Linear(768 * 384, 2))
+    body = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+    model = nn.Sequential(body, nn.Flatten(), nn.Linear(768 * 384, 2))
     return model, torch.randn(8, 384, 768), torch.randint(2, (8,))
 
 
@@ -147,11 +149,11 @@ def switch_cost(device: torch.device) -> float:
     """Microseconds of the host to put one EST's random states away and take another's up."""
     from easyscale.numerics.rng import RngState
 
-    a, b = RngState.capture(device), RngState.capture(device)
+    other = RngState.capture(device)
     began = time.perf_counter()
     for _ in range(200):
-        a = RngState.capture(device)
-        b.restore(device)
+        RngState.capture(device)
+        other.restore(device)
     return (time.perf_counter() - began) / 200 * 1e6
 
 

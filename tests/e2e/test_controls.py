@@ -112,10 +112,10 @@ def without_loader_process_state() -> None:
 
 def seeded_alike() -> None:
     """Every EST continues under the same seed."""
-    from easyscale.runtime import session
+    from easyscale.runtime import turns
 
-    original = session.seed_all
-    session.seed_all = lambda seed: original(MLP_SEED)
+    original = turns.seed_all
+    turns.seed_all = lambda seed: original(MLP_SEED)
 
 
 MLP_SEED = 7

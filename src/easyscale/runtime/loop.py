@@ -61,15 +61,15 @@ class PreparedLoader:
         """One turn of each EST. Returns whether there may be another round."""
         session = self._session
         for position, est in enumerate(session.ests):
-            session.turn_begins(est, position)
+            session.turns.begin(est, position)
             taken = 0
-            while taken == 0 or session.wants_more():
+            while taken == 0 or session.turns.wants_more():
                 try:
                     batch = self.feed.next(est)
                 except StopIteration:
                     break
                 if taken == 0:
-                    session.batch_drawn()
+                    session.turns.batch_drawn()
                     if position == 0:
                         session.agreement.announce(more=True)
                 self.batch_index = self.taken.get(est, 0)
@@ -80,21 +80,21 @@ class PreparedLoader:
             if taken == 0:
                 self._all_must_end(position)
                 return False
-            session.turn_ends()
+            session.turns.end()
         session.round_ends()
         return True
 
     def _all_must_end(self, position: int) -> None:
         session = self._session
-        session.turn_abandoned()
+        session.turns.abandon()
         if position > 0:
             raise _different_lengths(session.ests[position], session.ests[position - 1])
         for position, est in enumerate(session.ests[1:], 1):
-            session.turn_begins(est, position)
+            session.turns.begin(est, position)
             try:
                 self.feed.next(est)
             except StopIteration:
-                session.turn_abandoned()
+                session.turns.abandon()
             else:
                 raise _different_lengths(session.ests[0], est)
         session.agreement.announce(more=False)
@@ -104,10 +104,10 @@ class PreparedLoader:
         """The script broke out before the first backward of a round: every rank of stock DDP has drawn this batch."""
         session = self._session
         for later, est in enumerate(session.ests[position + 1 :], position + 1):
-            session.turn_begins(est, later)
+            session.turns.begin(est, later)
             with contextlib.suppress(StopIteration):
                 self.feed.next(est)
-            session.turn_abandoned()
+            session.turns.abandon()
 
 
 def _different_lengths(ended: int, has_more: int) -> LoaderLengthError:

@@ -6,7 +6,6 @@ each EST's context and loader cursor is stored by virtual rank, so that any plan
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,14 +64,14 @@ def resume(session: EstSession) -> None:
             session.registered[name].load_state_dict(session.unclaimed.pop(name))
     for est in session.ests:
         tree = snapshot.contexts[est]
-        session.contexts[est] = _context(tree["context"], session.device)
+        session.turns.contexts[est] = _context(tree["context"], session.device)
     session.step, session.epoch, session.resumed = snapshot.step, shared["loop"]["epoch"], True
     if shared["ready"] is not None:
         session.reducer.rebuild(shared["ready"])
     session.resumed_loader = shared["loop"]["loader"]
     _restore_cursors(session, snapshot)
-    for name in session.per_est:
-        load_per_est(session, name)
+    for name, target in session.turns.per_est.items():
+        session.turns.register(name, target)
     session.buffers.keep_as_base()
     if session.spec.worker == 0:
         text = f"resumed at global step {snapshot.step}, epoch {session.epoch}, on plan {session.spec.plan}."
@@ -85,7 +84,7 @@ def resume(session: EstSession) -> None:
 def _gather(session: EstSession) -> Snapshot | None:
     """The whole state at worker 0, copied to host memory; None on the others."""
     assert session.model is not None
-    session.capture()
+    session.turns.capture()
     session.buffers.base_to_live()
     mine = codec.to_host([_est_tree(session, est) for est in session.ests])
     if session.group.workers == 1:
@@ -117,7 +116,7 @@ def _est_tree(session: EstSession, est: int) -> dict[str, Any]:
         {"taken": loader.taken.get(est, 0), "opened": loader.opened, "feed": loader.feed.cursor(est)}
         for loader in session.loaders
     ]
-    return {"context": session.contexts[est].to_tree(), "cursors": cursors}
+    return {"context": session.turns.contexts[est].to_tree(), "cursors": cursors}
 
 
 def _pack(trees: list[Any]) -> bytes:
@@ -214,14 +213,7 @@ def _restore_cursors(session: EstSession, snapshot: Snapshot) -> None:
         for est in session.ests:
             saved = snapshot.contexts[est]["cursors"][loader.index]
             loader.taken[est], loader.opened = saved["taken"], saved["opened"]
-            session.current = est  # a dataset that is replayed may ask for its rank
+            session.turns.current = est  # a dataset that is replayed may ask for its rank
             loader.feed.restore(est, saved["feed"])
-    session.current = None
+    session.turns.current = None
     session.seed_between()  # restoring may have left any random state behind
-
-
-def load_per_est(session: EstSession, name: str) -> None:
-    """An object registered per EST shows the state of the worker's first EST until turns begin."""
-    contexts = getattr(session, "contexts", {})
-    if session.ests.start in contexts and name in contexts[session.ests.start].registered:
-        session.per_est[name].load_state_dict(copy.deepcopy(contexts[session.ests.start].registered[name]))

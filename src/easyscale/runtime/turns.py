@@ -1,0 +1,216 @@
+"""Turns: one EST after the other uses the worker's model, generators and gradients as if they were its own.
+
+Between `begin` and `end` lies the script's loop body. What an EST must find as it left it is put in place before the
+body and taken away after it: random states, registered state, its own buffers, gradients under accumulation. The model
+itself, and what all ESTs share, never moves. Switching touches the host only.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from easyscale.core.errors import LoopError, UnsupportedError
+from easyscale.numerics.buckets import bucket_limits
+from easyscale.numerics.rng import RngState, seed_all
+from easyscale.runtime.buffers import Buffers
+from easyscale.runtime.context import EstContext
+from easyscale.runtime.engine import PrepareOptions
+from easyscale.runtime.gates import Rhythm
+from easyscale.runtime.reduce import Reducer
+
+
+class Turns:
+    """The contexts of a worker's ESTs, and whose turn it is."""
+
+    def __init__(
+        self,
+        buffers: Buffers,
+        reducer: Reducer,
+        rhythm: Rhythm,
+        generators: tuple[torch.Generator, ...],
+        options: PrepareOptions,
+        device: torch.device,
+    ) -> None:
+        self._buffers, self._reducer, self._rhythm, self._options = buffers, reducer, rhythm, options
+        self._generators, self._device = generators, device
+        self.ests = reducer.ests
+        self.contexts: dict[int, EstContext] = {}
+        self.per_est: dict[str, Any] = {}  # registered objects of which each EST has its own state
+        self.current: int | None = None  # the EST whose local step runs
+        self.synchronised: list[bool] = []  # for each turn of this round: did its backward synchronise?
+        self.position = 0
+        self._forwards = 0
+        self._live: int | None = None  # the EST whose random states the generators hold
+        self._synchronise = True  # False inside model.no_sync()
+        self._carried: list[torch.Tensor | None] | None = None
+        # torch.compile cuts graphs at stock DDP's bucket limits; the cut can change bits, so it must be ours too.
+        self._compile_hint: Any = SimpleNamespace(bucket_bytes_cap=bucket_limits(options.bucket_cap_mb)[-1])
+        rhythm.synchronised = lambda: reducer.synchronised
+        reducer.on_reduced = self._gradients_reduced
+
+    # ------------------------------------------------------------------ contexts
+
+    def found(self, seed: int) -> None:
+        """The contexts with which a job begins: EST v continues under `seed + v`."""
+        own = tuple(generator.get_state() for generator in self._generators)
+        for est in self.ests:
+            seed_all(seed + est)
+            rng = RngState.capture(self._device, self._generators)
+            rng.extra = own  # a loader's generator starts as the script made it, on every rank
+            self.contexts[est] = EstContext(est, rng)
+            if not self._options.broadcast_buffers:
+                self.contexts[est].buffers = self._buffers.copy()
+
+    def register(self, name: str, target: Any) -> None:
+        """Each EST starts from the object's state now, or goes on from the checkpoint's."""
+        self.per_est[name] = target
+        for context in self.contexts.values():
+            context.registered.setdefault(name, copy.deepcopy(target.state_dict()))
+        target.load_state_dict(copy.deepcopy(self.contexts[self.ests.start].registered[name]))
+
+    def switch(self, est: int | None) -> bool:
+        """Make an EST's random states live, or none's. Returns whether that changed anything."""
+        if est == self._live:
+            return False
+        self.capture()
+        self._live = est
+        if est is not None:
+            self.contexts[est].rng.restore(self._device, self._generators)
+        return True
+
+    def capture(self) -> None:
+        """Bring the stored random state of the EST whose states are live up to date."""
+        if self._live is not None:
+            self.contexts[self._live].rng = RngState.capture(self._device, self._generators)
+
+    # ------------------------------------------------------------------ a turn
+
+    def begin(self, est: int, position: int) -> None:
+        """The EST's random states are live: its next batch can be drawn."""
+        self.switch(est)
+        self.current = self._rhythm.est = est
+        self.position, self._forwards = position, 0
+        self._rhythm.is_last = est == self.ests[-1]
+        if position == 0:
+            self._carried, self.synchronised = None, []
+        self._reducer.begin(est)
+
+    def batch_drawn(self) -> None:
+        """There is a batch: the EST's state goes where the script will see it."""
+        assert self.current is not None
+        context = self.contexts[self.current]
+        for name, target in self.per_est.items():
+            if len(self.ests) > 1:
+                target.load_state_dict(context.registered[name])
+        if context.gradients is not None:
+            self._put_gradients(context.gradients)
+            context.gradients = None
+        elif self.position > 0 and self._carried is not None:
+            self._put_gradients([None if g is None else g.clone() for g in self._carried])
+        if context.buffers is not None:
+            self._buffers.put(context.buffers)
+            context.buffers = None
+
+    def wants_more(self) -> bool:
+        """The EST is in the middle of an accumulation window."""
+        return self._reducer.accumulated and not self._reducer.synchronised
+
+    def end(self) -> None:
+        """The body is over: what is the EST's own goes back into its context."""
+        assert self.current is not None
+        context = self.contexts[self.current]
+        self.synchronised.append(self._reducer.synchronised)
+        if self.wants_more():
+            context.gradients = [p.grad for p in self._reducer.parameters]
+            self._put_gradients([None] * len(context.gradients))
+        if self.current == 0:
+            self._buffers.keep_as_next()
+        if context.buffers is None:
+            self._keep_own_buffers(context)
+        for name, target in self.per_est.items():
+            context.registered[name] = copy.deepcopy(target.state_dict())
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Nobody's turn."""
+        self._reducer.end()
+        self.current = self._rhythm.est = None
+        self._rhythm.is_last = True
+
+    def was_a_step(self) -> bool:
+        """Whether the round was a global step; refused where only some of its ESTs had a backward."""
+        if len(set(self.synchronised)) > 1:
+            raise LoopError(
+                f"In one round, only some ESTs called backward(): {self.synchronised} for ESTs {list(self.ests)}.",
+                "every EST takes part in every global step; stock DDP would hang here.",
+                "call backward() for each batch, or for none (multiply the loss by 0 to leave a batch out).",
+            )
+        return bool(self.synchronised) and self.synchronised[0]
+
+    def _put_gradients(self, gradients: list[torch.Tensor | None]) -> None:
+        for parameter, gradient in zip(self._reducer.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _keep_own_buffers(self, context: EstContext) -> None:
+        if not context.synchronise_buffers or not self._options.broadcast_buffers:
+            context.buffers = self._buffers.copy()
+
+    def _gradients_reduced(self) -> None:
+        """What follows in the body (an average of the weights, say) sees rank 0's buffers, as on rank 0."""
+        if self.current != 0 and 0 in self.ests and self._buffers:
+            assert self.current is not None
+            self._keep_own_buffers(self.contexts[self.current])
+            self._buffers.next_to_live()
+
+    # ------------------------------------------------------------------ around each forward of the model
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """As DDP's: gradients of backwards whose forward ran in here accumulate locally."""
+        before, self._synchronise = self._synchronise, False
+        try:
+            yield
+        finally:
+            self._synchronise = before
+
+    def before_forward(self) -> None:
+        DistributedDataParallel._active_ddp_module = self._compile_hint
+        if self.current is None:
+            return
+        if self._forwards == 0 and self.position == 0 and len(self.ests) > 1:
+            self._carry_gradients()
+        if self._buffers and self._options.broadcast_buffers and self.contexts[self.current].synchronise_buffers:
+            self._synchronise_buffers()
+        self._forwards += 1
+
+    def after_forward(self, output: Any) -> None:
+        DistributedDataParallel._active_ddp_module = None
+        if self.current is None:
+            return
+        synchronise = torch.is_grad_enabled() and self._synchronise
+        self.contexts[self.current].synchronise_buffers = synchronise
+        if torch.is_grad_enabled():
+            self._reducer.arm(synchronise)
+
+    def _carry_gradients(self) -> None:
+        """Gradients that the script did not set to None are there for each EST, as on each rank."""
+        grads = [p.grad for p in self._reducer.parameters]
+        if any(g is not None for g in grads) and not self._reducer.accumulated:
+            self._carried = [None if g is None else g.detach().clone() for g in grads]
+
+    def _synchronise_buffers(self) -> None:
+        if self._forwards == 0:
+            self._buffers.base_to_live()
+        elif self.current != 0 and self._buffers.changed_outside_batch_norm():
+            raise UnsupportedError(
+                f"EST {self.current} runs a second forward in one local step, and its first one changed a buffer.",
+                "stock DDP would give it rank 0's buffers in between, which another EST may not have made yet.",
+                "run one forward a local step, or pass broadcast_buffers=False to es.prepare().",
+            )
