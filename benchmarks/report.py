@@ -28,10 +28,11 @@ def step_cost(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"## k ESTs against the bare loop: {first['device']}, torch {first['torch']}",
         "",
-        "One worker runs k ESTs; the bare loop runs forward and backward of the same k mini-batches and one optimizer",
-        "step, without ESTs and sums. Bar: 0.98 of its throughput. `switch` is the host's time to change random states.",
+        "One worker runs k ESTs; the bare loop runs forward and backward of the same k mini-batches and one",
+        "optimizer step, without ESTs and sums. Bar: 0.98 of its throughput. `switch` is the host's time to change",
+        "random states.",
         "",
-        "| model | k | set-aside gradients | bare, ms a step | ESTs, ms a step | throughput | switch, us | peak memory |",
+        "| model | k | rows on | bare, ms a step | ESTs, ms a step | throughput | switch, us | peak memory |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

@@ -44,9 +44,9 @@ def without_python_state() -> None:
 
 
 def without_numpy_state() -> None:
-    original = np.random.set_state
-    np.random.set_state = lambda state: None  # type: ignore[assignment]
-    assert original is not np.random.set_state
+    from easyscale.numerics.rng import NumpyState
+
+    NumpyState.restore = lambda self: None  # type: ignore[method-assign]
 
 
 def without_torch_state() -> None:

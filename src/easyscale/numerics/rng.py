@@ -6,6 +6,7 @@ CUDA generators keep seed and offset on the host.
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,13 +16,84 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from easyscale.core.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyState:
+    """NumPy's global Mersenne Twister: its words and position as bytes, and the second half of a normal pair.
+
+    NumPy's own get_state and set_state take 40 us each, word by word. Where nothing was drawn since we last looked, and
+    no half pair is kept, the bytes say everything, and copying them through the address that NumPy publishes takes one.
+    """
+
+    raw: bytes
+    has_gauss: int
+    gauss: float
+
+    @classmethod
+    def capture(cls) -> NumpyState:
+        global _live
+        address = _numpy_address()
+        if _live is not None and not _live.has_gauss and ctypes.string_at(address, _NUMPY_BYTES) == _live.raw:
+            return _live
+        state: Any = np.random.get_state(legacy=False)
+        words = np.asarray(state["state"]["key"], dtype=np.uint32).tobytes()
+        raw = words + int(state["state"]["pos"]).to_bytes(4, "little")
+        _live = cls(raw, int(state["has_gauss"]), float(state["gauss"]))
+        return _live
+
+    def restore(self) -> None:
+        global _live
+        address = _numpy_address()
+        current = ctypes.string_at(address, _NUMPY_BYTES)
+        if _live is not None and current == _live.raw and not _live.has_gauss and not self.has_gauss:
+            ctypes.memmove(address, self.raw, _NUMPY_BYTES)
+        else:
+            key = np.frombuffer(self.raw, dtype=np.uint32, count=624)
+            position = int.from_bytes(self.raw[-4:], "little")
+            np.random.set_state(
+                {
+                    "bit_generator": "MT19937",
+                    "state": {"key": key, "pos": position},
+                    "has_gauss": self.has_gauss,
+                    "gauss": self.gauss,
+                }
+            )
+        _live = self
+
+    def to_tree(self) -> dict[str, Any]:
+        words = torch.frombuffer(bytearray(self.raw), dtype=torch.uint8)
+        return {"state": words, "has_gauss": self.has_gauss, "gauss": self.gauss}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> NumpyState:
+        return cls(tree["state"].numpy().tobytes(), tree["has_gauss"], tree["gauss"])
+
+
+_NUMPY_BYTES = 624 * 4 + 4  # struct { uint32_t key[624]; int pos; }, the same in each release of NumPy since 1.17
+_live: NumpyState | None = None  # what NumPy's generator held when we last looked
+
+
+def _numpy_address() -> int:
+    """Where NumPy's global generator keeps its words. Looked up each time: a script may replace the generator."""
+    family: Any = np.random  # the function is public, the type stub does not know it
+    generator = family.get_bit_generator()
+    if not isinstance(generator, np.random.MT19937):
+        raise UnsupportedError(
+            f"NumPy's global generator was replaced by {type(generator).__name__}.",
+            "its state is not known to EasyScale, so it could not travel with the ESTs.",
+            "leave np.random's generator as it is, or use a numpy.random.Generator of your own and es.register() it.",
+        )
+    return int(generator.ctypes.state_address)
+
 
 @dataclass(slots=True)
 class RngState:
     """The state of each family at one moment. `extra` holds the caller's own generators, in its order."""
 
     python: tuple[Any, ...]
-    numpy: dict[str, Any]
+    numpy: NumpyState
     cpu: Tensor
     cuda: Tensor | None = None
     extra: tuple[Tensor, ...] = ()
@@ -30,7 +102,7 @@ class RngState:
     def capture(cls, device: torch.device | None = None, extra: Sequence[Generator] = ()) -> RngState:
         return cls(
             random.getstate(),
-            np.random.get_state(legacy=False),
+            NumpyState.capture(),
             torch.default_generator.get_state(),
             _cuda_generator(device).get_state() if _is_cuda(device) else None,
             tuple(generator.get_state() for generator in extra),
@@ -38,7 +110,7 @@ class RngState:
 
     def restore(self, device: torch.device | None = None, extra: Sequence[Generator] = ()) -> None:
         random.setstate(self.python)
-        np.random.set_state(self.numpy)
+        self.numpy.restore()
         torch.default_generator.set_state(self.cpu)
         if self.cuda is not None and _is_cuda(device):
             _cuda_generator(device).set_state(self.cuda)
@@ -48,16 +120,9 @@ class RngState:
     def to_tree(self) -> dict[str, Any]:
         """Plain containers and tensors, for a checkpoint."""
         version, words, gauss = self.python
-        inner = self.numpy["state"]
         return {
             "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
-            "numpy": {
-                "bit_generator": self.numpy["bit_generator"],
-                "key": torch.from_numpy(np.asarray(inner["key"]).astype(np.int64)),
-                "pos": int(inner["pos"]),
-                "has_gauss": int(self.numpy["has_gauss"]),
-                "gauss": float(self.numpy["gauss"]),
-            },
+            "numpy": self.numpy.to_tree(),
             "torch": self.cpu,
             "cuda": self.cuda,
             "extra": list(self.extra),
@@ -65,15 +130,10 @@ class RngState:
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> RngState:
-        python, numpy = tree["python"], tree["numpy"]
+        python = tree["python"]
         return cls(
             (python["version"], tuple(python["words"].tolist()), python["gauss"]),
-            {
-                "bit_generator": numpy["bit_generator"],
-                "state": {"key": numpy["key"].numpy().astype(np.uint32), "pos": numpy["pos"]},
-                "has_gauss": numpy["has_gauss"],
-                "gauss": numpy["gauss"],
-            },
+            NumpyState.from_tree(tree["numpy"]),
             tree["torch"],
             tree["cuda"],
             tuple(tree["extra"]),
@@ -83,10 +143,7 @@ class RngState:
         """Equal to the bit, so that an unchanged state need not travel."""
         return (
             self.python == other.python
-            and self.numpy["state"]["pos"] == other.numpy["state"]["pos"]
-            and self.numpy["has_gauss"] == other.numpy["has_gauss"]
-            and self.numpy["gauss"] == other.numpy["gauss"]
-            and bool(np.array_equal(self.numpy["state"]["key"], other.numpy["state"]["key"]))
+            and self.numpy == other.numpy
             and torch.equal(self.cpu, other.cpu)
             and (self.cuda is None) == (other.cuda is None)
             and (self.cuda is None or other.cuda is None or torch.equal(self.cuda, other.cuda))
