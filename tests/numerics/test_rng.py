@@ -80,3 +80,24 @@ def test_a_replaced_numpy_generator_is_refused() -> None:
             RngState.capture()
     finally:
         np.random.set_bit_generator(kept)
+
+
+def test_both_ways_of_reading_numpys_state_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    from easyscale.numerics import rng
+
+    assert rng._half_pair_offset() is not None, "the fast way is not available with this NumPy"
+    for draws in range(5):
+        np.random.seed(3)
+        for _ in range(draws):
+            np.random.normal()
+        fast = rng.NumpyState.capture()
+        with monkeypatch.context() as patch:
+            patch.setattr(rng, "_half_pair", lambda: None)
+            slow = rng.NumpyState.capture()
+            assert fast == slow
+            np.random.seed(4)
+            slow.restore()
+        after = [np.random.normal() for _ in range(3)]
+        np.random.seed(4)
+        fast.restore()
+        assert [np.random.normal() for _ in range(3)] == after

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import random
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,8 @@ from easyscale.core.errors import UnsupportedError
 class NumpyState:
     """NumPy's global Mersenne Twister: its words and position as bytes, and the second half of a normal pair.
 
-    NumPy's own get_state and set_state take 40 us each, word by word. Where nothing was drawn since we last looked, and
-    no half pair is kept, the bytes say everything, and copying them through the address that NumPy publishes takes one.
+    NumPy's own get_state and set_state take 40 us each, word by word; copying the bytes through the address that NumPy
+    publishes takes one. Where the kept half of a pair cannot be seen that way, NumPy's own functions are used.
     """
 
     raw: bytes
@@ -33,34 +35,24 @@ class NumpyState:
 
     @classmethod
     def capture(cls) -> NumpyState:
-        global _live
-        address = _numpy_address()
-        if _live is not None and not _live.has_gauss and ctypes.string_at(address, _NUMPY_BYTES) == _live.raw:
-            return _live
+        words = _words_address()
+        half = _half_pair()
+        if half is not None:
+            return cls(ctypes.string_at(words, _WORDS_BYTES), *half)
         state: Any = np.random.get_state(legacy=False)
-        words = np.asarray(state["state"]["key"], dtype=np.uint32).tobytes()
-        raw = words + int(state["state"]["pos"]).to_bytes(4, "little")
-        _live = cls(raw, int(state["has_gauss"]), float(state["gauss"]))
-        return _live
+        raw = np.asarray(state["state"]["key"], dtype=np.uint32).tobytes()
+        raw += int(state["state"]["pos"]).to_bytes(4, "little")
+        return cls(raw, int(state["has_gauss"]), float(state["gauss"]))
 
     def restore(self) -> None:
-        global _live
-        address = _numpy_address()
-        current = ctypes.string_at(address, _NUMPY_BYTES)
-        if _live is not None and current == _live.raw and not _live.has_gauss and not self.has_gauss:
-            ctypes.memmove(address, self.raw, _NUMPY_BYTES)
-        else:
-            key = np.frombuffer(self.raw, dtype=np.uint32, count=624)
-            position = int.from_bytes(self.raw[-4:], "little")
-            np.random.set_state(
-                {
-                    "bit_generator": "MT19937",
-                    "state": {"key": key, "pos": position},
-                    "has_gauss": self.has_gauss,
-                    "gauss": self.gauss,
-                }
-            )
-        _live = self
+        if not self.has_gauss and _half_pair() == (0, 0.0):
+            ctypes.memmove(_words_address(), self.raw, _WORDS_BYTES)
+            return
+        key = np.frombuffer(self.raw, dtype=np.uint32, count=624)
+        inner = {"key": key, "pos": int.from_bytes(self.raw[-4:], "little")}
+        np.random.set_state(
+            {"bit_generator": "MT19937", "state": inner, "has_gauss": self.has_gauss, "gauss": self.gauss}
+        )
 
     def to_tree(self) -> dict[str, Any]:
         words = torch.frombuffer(bytearray(self.raw), dtype=torch.uint8)
@@ -71,11 +63,10 @@ class NumpyState:
         return cls(tree["state"].numpy().tobytes(), tree["has_gauss"], tree["gauss"])
 
 
-_NUMPY_BYTES = 624 * 4 + 4  # struct { uint32_t key[624]; int pos; }, the same in each release of NumPy since 1.17
-_live: NumpyState | None = None  # what NumPy's generator held when we last looked
+_WORDS_BYTES = 624 * 4 + 4  # struct { uint32_t key[624]; int pos; }, the same in each release of NumPy since 1.17
 
 
-def _numpy_address() -> int:
+def _words_address() -> int:
     """Where NumPy's global generator keeps its words. Looked up each time: a script may replace the generator."""
     family: Any = np.random  # the function is public, the type stub does not know it
     generator = family.get_bit_generator()
@@ -86,6 +77,32 @@ def _numpy_address() -> int:
             "leave np.random's generator as it is, or use a numpy.random.Generator of your own and es.register() it.",
         )
     return int(generator.ctypes.state_address)
+
+
+def _half_pair() -> tuple[int, float] | None:
+    """(is the second half of a normal pair kept, its value) of NumPy's global generator; None: cannot be seen."""
+    offset = _half_pair_offset()
+    if offset is None:
+        return None
+    address = id(np.random.mtrand._rand) + offset
+    kept = ctypes.c_int.from_address(address).value
+    return kept, ctypes.c_double.from_address(address + 8).value if kept else 0.0
+
+
+@lru_cache(maxsize=1)
+def _half_pair_offset() -> int | None:
+    """Where a RandomState keeps `int has_gauss; double gauss;`: found, and checked, on one of our own."""
+    probe = np.random.RandomState(1)
+    state: Any = probe.get_state(legacy=False)
+    mark = 1.234567890123e-300
+    probe.set_state({**state, "has_gauss": 1, "gauss": mark})
+    size = type(probe).__basicsize__
+    memory = ctypes.string_at(id(probe), size)
+    at = memory.find(struct.pack("<d", mark)) - 8
+    if at < 0 or memory.count(struct.pack("<d", mark)) != 1 or memory[at : at + 4] != struct.pack("<i", 1):
+        return None
+    probe.set_state({**state, "has_gauss": 0, "gauss": 0.0})
+    return at if ctypes.string_at(id(probe), size)[at : at + 4] == struct.pack("<i", 0) else None
 
 
 @dataclass(slots=True)

@@ -204,7 +204,7 @@ def test_a_stream_that_draws_nothing_sends_no_state() -> None:
     session.step()
     cursor = session.feed.cursor(0)
     assert [stream["state"] for stream in cursor["streams"]] == [None, None]
-    assert RngState.from_tree(cursor["opening"]).torch.numel() > 0
+    assert RngState.from_tree(cursor["opening"]).cpu.numel() > 0
     assert cursor["base_seed"] == int(
         torch.empty((), dtype=torch.int64).random_(generator=torch.Generator().manual_seed(SEED))
     )
