@@ -9,19 +9,15 @@ import signal
 import subprocess
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
-from torch.utils.data import DataLoader
 
-from cluster import JobFailedError, run_job, run_reference
 from easyscale.numerics.fingerprint import fingerprint
-from workloads import MLP, SEED, Vectors, mlp
 
 pytestmark = pytest.mark.slow
 
@@ -408,119 +404,3 @@ def test_what_cannot_work_is_refused_before_any_process_starts(flags: str, tmp_p
     assert re.search(r"\n  why: .+\n  now: .+\n$", ended.stderr)
     assert "Traceback" not in ended.stderr
     assert not list((tmp_path / "pids").iterdir())
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Breaches found while the above was written: not of the command, but of the promise. Same bits, or a refusal.
-
-
-def kept_or_refused(run: Callable[[], dict[str, Any]], reference: Callable[[], dict[str, Any]]) -> None:
-    expected = run_reference(reference, 3)
-    try:
-        result = run()
-    except JobFailedError as failure:
-        if failure.kind in ("LoopError", "UsageError", "PromiseError"):
-            return
-        raise
-    assert (result["fingerprint"], result["steps"]) == (expected["fingerprint"], expected["steps"])
-
-
-def resumed(train: Callable[[], dict[str, Any]], at: int, folder: Path) -> dict[str, Any]:
-    run_job(train, (3,), stop_at=at, handoff=str(folder))
-    return run_job(train, (2, 1), resume=str(folder))
-
-
-def prepared(*, loaders: int = 1, batch: int = 4) -> tuple[Any, ...]:
-    import easyscale as es
-
-    es.init(seed=SEED)
-    model = mlp()
-    optimizer = MLP.optimizer(model.parameters())
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    data = [DataLoader(Vectors(), batch_size=batch, shuffle=True) for _ in range(loaders)]
-    return (es, *es.prepare(model, optimizer, scheduler, *data))
-
-
-def train_on(model: Any, optimizer: Any, loader: Any) -> None:
-    for x, y in loader:
-        MLP.loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def two_loops_an_epoch() -> dict[str, Any]:
-    es, model, optimizer, _scheduler, *loaders = prepared(loaders=2)
-    for _epoch in es.epochs(2):
-        for loader in loaders:
-            train_on(model, optimizer, loader)
-    return {}
-
-
-@pytest.mark.xfail(strict=True, reason="session.loop_begins: a resume in the second loop trains the first one again")
-def test_a_resume_in_the_second_loop_of_an_epoch_does_not_train_the_first_again(tmp_path: Path) -> None:
-    kept_or_refused(lambda: resumed(two_loops_an_epoch, 8, tmp_path), two_loops_an_epoch)
-
-
-def one_loader_twice_an_epoch() -> dict[str, Any]:
-    es, model, optimizer, _scheduler, loader = prepared()
-    for _epoch in es.epochs(2):
-        for _ in range(2):
-            train_on(model, optimizer, loader)
-    return {}
-
-
-@pytest.mark.xfail(strict=True, reason="state.resume: the second loop over a loader is taken for the first")
-def test_a_resume_in_the_second_loop_over_one_loader_goes_on_there(tmp_path: Path) -> None:
-    kept_or_refused(lambda: resumed(one_loader_twice_an_epoch, 8, tmp_path), one_loader_twice_an_epoch)
-
-
-def schedules_at_the_top_of_an_epoch() -> dict[str, Any]:
-    es, model, optimizer, scheduler, loader = prepared()
-    for epoch in es.epochs(2):
-        if epoch > 0:
-            scheduler.step()
-        train_on(model, optimizer, loader)
-    return {}
-
-
-@pytest.mark.xfail(strict=True, reason="gates.Rhythm: after a resume in mid-epoch the top of the epoch steps again")
-def test_a_scheduler_stepped_at_the_top_of_an_epoch_is_not_stepped_again_by_a_resume(tmp_path: Path) -> None:
-    kept_or_refused(lambda: resumed(schedules_at_the_top_of_an_epoch, 8, tmp_path), schedules_at_the_top_of_an_epoch)
-
-
-def leaves_a_window() -> dict[str, Any]:
-    es, model, optimizer, _scheduler, loader = prepared(batch=2)
-    for _epoch in es.epochs(2):
-        for x, y in loader:
-            if loader.batch_index == 3:  # the top of the body, but EST 0 has begun a window and the others have not
-                break
-            last = loader.batch_index % 2 == 1
-            with nullcontext() if last else model.no_sync():
-                MLP.loss(model(x), y).backward()
-            if last:
-                optimizer.step()
-                optimizer.zero_grad()
-    return {}
-
-
-@pytest.mark.xfail(strict=True, reason="session._left_early: a window that was begun counts as the top of the body")
-def test_leaving_the_loop_inside_an_accumulation_window_keeps_the_bits_or_is_refused() -> None:
-    kept_or_refused(lambda: run_job(leaves_a_window, (3,)), leaves_a_window)
-
-
-@pytest.mark.xfail(strict=True, reason="session.loop_begins: only shared state of a checkpoint is asked for by name")
-def test_a_checkpoints_per_est_state_that_the_script_does_not_register_is_refused(tmp_path: Path) -> None:
-    def counts(register: bool) -> Callable[[], dict[str, Any]]:
-        def train() -> dict[str, Any]:
-            es, model, optimizer, _scheduler, loader = prepared()
-            if register:
-                es.register("counter", torch.nn.Linear(1, 1), per_est=True)
-            for _epoch in es.epochs(2):
-                train_on(model, optimizer, loader)
-            return {}
-
-        return train
-
-    run_job(counts(True), (3,), stop_at=2, handoff=str(tmp_path))
-    with pytest.raises(JobFailedError, match="counter"):
-        run_job(counts(False), (3,), resume=str(tmp_path))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from easyscale.core.errors import LoaderLengthError
+from easyscale.core.errors import LoaderLengthError, LoopError
 from easyscale.runtime.group import Group
 
 
@@ -35,7 +35,8 @@ class Agreement:
         self._group, self._every_seconds = group, every_seconds
         self._last_save = time.monotonic()
         self._checkpoint, self._stop = False, 0
-        self._flags = torch.zeros(4, dtype=torch.int64)
+        self._flags = torch.zeros(6, dtype=torch.int64)
+        self._heard: Wishes | None = None
         self._wait: Callable[[], None] | None = None
 
     def wish_checkpoint(self) -> None:
@@ -47,20 +48,36 @@ class Agreement:
     def saved(self) -> None:
         self._last_save = time.monotonic()
 
-    def announce(self, more: bool) -> None:
-        """A round begins with data (`more`), or this worker's loaders are exhausted."""
+    def announce(self, more: bool, trained: bool = True) -> None:
+        """A round begins with data (`more`), or this worker's loaders are exhausted.
+
+        A worker whose last round had no backward (not `trained`) waits here until its peers say the same: one that
+        alone left a batch out must not run into a sum that still belongs to the step before.
+        """
         if self._every_seconds and time.monotonic() - self._last_save > self._every_seconds:
             self._checkpoint = True
-        self._flags = torch.tensor([more, not more, self._checkpoint, self._stop], dtype=torch.int64)
+        flags = [more, not more, self._checkpoint, self._stop, trained, not trained]
+        self._flags = torch.tensor(flags, dtype=torch.int64)
         if more:
             self._checkpoint = False
+        self._heard = None
         self._wait = self._group.all_reduce(self._flags, dist.ReduceOp.MAX)
+        if not trained:
+            self._heard = self.hear()
 
     def hear(self) -> Wishes:
+        if self._heard is not None:
+            return self._heard
         assert self._wait is not None
         self._wait()
         self._wait = None
-        more, ended, checkpoint, stop = self._flags.tolist()
+        more, ended, checkpoint, stop, trained, idle = self._flags.tolist()
+        if trained and idle:
+            raise LoopError(
+                "In one round, some workers called backward() and others did not.",
+                "every EST takes part in every global step; stock DDP would hang here.",
+                "call backward() for each batch, or for none (multiply the loss by 0 to leave a batch out).",
+            )
         if more and ended:
             raise LoaderLengthError(
                 "The loaders of some ESTs are exhausted while others still have batches.",

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from easyscale.core.errors import UnsupportedError
 from easyscale.runtime.group import Group
 
 
@@ -45,8 +46,16 @@ class Buffers:
 
     def put(self, values: Sequence[torch.Tensor]) -> None:
         live = self.live()
-        if live and len(live) == len(values):
-            _copy(live, values)
+        self._refuse_other_shapes(live, values)
+        _copy(live, values)
+
+    def _refuse_other_shapes(self, live: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+        if [t.shape for t in live] != [t.shape for t in values]:
+            raise UnsupportedError(
+                "A buffer of the model appeared, vanished or changed its shape.",
+                "ESTs take turns with one set of buffers, which must stay alike.",
+                "give it its final shape before es.prepare(), or keep such state with es.register(per_est=True).",
+            )
 
     def keep_as_base(self) -> None:
         """Between loops: what the model shows is what every EST starts from."""
@@ -59,7 +68,8 @@ class Buffers:
         if self._only_est0:
             return
         live = self.live()
-        if live and len(self._next) == len(live):
+        self._refuse_other_shapes(live, self._base)
+        if self._next:
             _copy(self._next, live)
         else:
             self._next = self.copy()
@@ -79,9 +89,9 @@ class Buffers:
 
     def share_base(self) -> None:
         """Send EST 0's buffers to all workers (once a global step, as stock DDP does)."""
-        if not self._slots or self._group.workers == 1:
-            return
         base = self.live() if self._only_est0 else self._base
+        if self._group.workers == 1 or not any(t.numel() for t in base):
+            return
         flat = torch.cat([t.detach().reshape(-1).view(torch.uint8).cpu() for t in base if t.numel()])
         self._group.broadcast(flat, 0)
         if self._holds_est0:
@@ -94,10 +104,13 @@ class Buffers:
                 offset += tensor.nbytes
 
     def changed_outside_batch_norm(self) -> bool:
-        """Whether a buffer that is not a running statistic differs from base (waits for the device)."""
+        """Whether a buffer differs from base that the next forward may read (waits for the device).
+
+        Batch norm in training mode updates its running statistics and reads none of them.
+        """
         norms = (torch.nn.modules.batchnorm._NormBase,)
         return any(
-            not isinstance(module, norms) and not torch.equal(live, base)
+            not (isinstance(module, norms) and module.training) and not torch.equal(live, base)
             for (module, _), live, base in zip(self._slots, self.live(), self._base, strict=False)
         )
 

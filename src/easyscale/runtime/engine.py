@@ -68,6 +68,8 @@ class Engine(ABC):
         self._started = started
         self.timings: dict[str, float] = {}
         self.in_epochs = False
+        self.loops = 0  # loops over prepared loaders begun in this epoch
+        self.left_epochs = False  # the script broke out of es.epochs(): there is no epoch left
         self.failed = False  # the script raised: nothing more is agreed on with peers
         self.leaving = False  # a stop or hand-over is under way
         apply_level(spec.determinism, spec.threads)
@@ -96,12 +98,15 @@ class Engine(ABC):
         """The epochs that remain."""
         self.in_epochs = True
         try:
-            for epoch in range(self.epoch, count):
-                self.epoch = epoch
+            for epoch in range(self.epoch, self.epoch if self.left_epochs else count):
+                self.epoch, self.loops = epoch, 0
                 self.seed_between("top")
                 yield epoch
                 self.epoch = epoch + 1
                 self.epoch_ended()
+        except GeneratorExit:
+            self.left_epochs = True
+            raise
         finally:
             self.in_epochs = False
 
@@ -180,6 +185,13 @@ def refuse_unsupported(model: torch.nn.Module) -> None:
                 f"The model has a SyncBatchNorm ({name or 'the model itself'}).",
                 "it needs the activations of all ESTs at once, and ESTs of a worker run one after the other.",
                 "use BatchNorm, GroupNorm or LayerNorm (without convert_sync_batchnorm).",
+            )
+        lazy = [p for p in module.parameters(recurse=False) if torch.nn.parameter.is_lazy(p)]
+        if lazy:
+            raise UnsupportedError(
+                f"The module {name or 'itself'} is lazy: its parameters have no shape yet.",
+                "buckets and sums are laid out by shape; stock DDP refuses it too.",
+                "run one forward on a sample batch before es.prepare().",
             )
         if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) and module.sparse:
             raise UnsupportedError(

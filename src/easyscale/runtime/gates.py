@@ -9,6 +9,7 @@ and their `state_dict()`.
 from __future__ import annotations
 
 import functools
+import gc
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -29,26 +30,31 @@ class Rhythm:
     def __init__(self) -> None:
         self.est: int | None = None
         self.is_last = True
+        # After a resume in the middle of an epoch, code above its loop runs again; what it updates has its new state.
+        self.replaying = False
         self.synchronised: Callable[[], bool] = lambda: True
 
     def shared_update(self) -> bool:
-        return self.est is None or self.is_last
+        return not self.replaying and (self.est is None or self.is_last)
 
     def optimizer_step(self) -> bool:
         if self.est is None:
-            return True
+            return not self.replaying
         if not self.synchronised():
             raise LoopError(
-                f"optimizer.step() was called in a local step of EST {self.est} without a backward() before it.",
+                f"optimizer.step() was called in a local step of EST {self.est} without a backward() through the "
+                "prepared model before it.",
                 "the gradients of this EST would be missing from the global step.",
-                "call loss.backward() first; with model.no_sync(), step only after the backward outside of it.",
+                "call model(x), not one of its other methods, then loss.backward(); with model.no_sync(), step only "
+                "after the backward outside of it.",
             )
         return self.is_last
 
 
-def gate_optimizer(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
-    """A bound method, because torch's schedulers look for `step.__func__`."""
+def gate_optimizer(optimizer: torch.optim.Optimizer, gate: Gate, reduced: Iterable[torch.Tensor]) -> None:
+    """A bound method, because torch's schedulers look for `step.__func__`. `reduced` are those the ESTs sum."""
     original: Any = optimizer.step
+    known = {id(parameter) for parameter in reduced}
 
     @functools.wraps(original.__func__ if hasattr(original, "__func__") else original)
     def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -58,11 +64,42 @@ def gate_optimizer(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
                 "a closure runs several backwards in one local step, and ESTs share one optimizer step.",
                 "use an optimizer that needs no closure.",
             )
-        return original(*args, **kwargs) if gate() else None
+        if not gate():
+            return None
+        _refuse_strangers(self, known)
+        return original(*args, **kwargs)
 
     if hasattr(original, "_wrapped_by_lr_sched"):
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+def _refuse_strangers(optimizer: torch.optim.Optimizer, known: set[int]) -> None:
+    """Gradients that no reduction sums: each rank of stock DDP would go its own way there."""
+    groups = optimizer.param_groups
+    strangers = [p for group in groups for p in group["params"] if p.grad is not None and id(p) not in known]
+    if strangers:
+        raise UnsupportedError(
+            f"The optimizer holds {len(strangers)} parameters with gradients that are not summed over the ESTs "
+            f"(shapes {', '.join(str(tuple(p.shape)) for p in strangers[:3])}).",
+            "they are outside the model, or were frozen or not there yet at es.prepare().",
+            "put them into the model, with requires_grad=True, before es.prepare().",
+        )
+
+
+def refuse_unprepared_schedulers(optimizers: list[Any], prepared: list[Any]) -> None:
+    """A scheduler that was not passed to `prepare` would step once an EST, and forget its state at a resume."""
+    known = {id(s) for s in prepared} | {id(inner) for s in prepared for inner in getattr(s, "_schedulers", ())}
+    ours = {id(optimizer) for optimizer in optimizers}
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.optim.lr_scheduler.LRScheduler) or id(thing) in known:
+            continue
+        if id(getattr(thing, "optimizer", None)) in ours:
+            raise UnsupportedError(
+                f"A {type(thing).__name__} follows a prepared optimizer, but was not passed to es.prepare().",
+                "its step() would take effect once for each EST, and a resume would lose its state.",
+                "pass it: model, optimizer, loader, scheduler = es.prepare(model, optimizer, loader, scheduler).",
+            )
 
 
 def allow_empty_clipping() -> None:

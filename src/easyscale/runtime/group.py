@@ -24,14 +24,17 @@ T = TypeVar("T")
 class Group:
     """All-reduce, broadcast and point-to-point messages among the workers of one plan."""
 
-    def __init__(self, rendezvous: str | None, worker: int, workers: int, timeout: float) -> None:
+    def __init__(
+        self, rendezvous: str | None, worker: int, workers: int, timeout: float, name: str = "gradients"
+    ) -> None:
+        """`name` tells groups of the same workers apart: messages of one never meet those of another."""
         self.worker, self.workers = worker, workers
         self.bytes_sent = 0
         self._pg: Any = None
         if workers > 1:
             assert rendezvous is not None
             with _lost_peers_are_ours("while the workers of the plan found each other"):
-                self._pg = _gloo(FileStore(rendezvous, workers), worker, workers, timeout)
+                self._pg = _gloo(FileStore(rendezvous, workers), name, worker, workers, timeout)
 
     def all_reduce(self, tensor: torch.Tensor, op: Any = dist.ReduceOp.SUM) -> Callable[[], None]:
         """Start an all-reduce in place; call what comes back to wait for it."""
@@ -92,12 +95,12 @@ class Group:
         return body.numpy().tobytes()[: int(length)]
 
 
-def _gloo(store: Any, worker: int, workers: int, timeout: float) -> Any:
+def _gloo(store: Any, name: str, worker: int, workers: int, timeout: float) -> Any:
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = timedelta(seconds=timeout)
-    return gloo(PrefixStore("easyscale", store), worker, workers, options)
+    return gloo(PrefixStore(name, store), worker, workers, options)
 
 
 def _as_tensor(payload: bytes) -> torch.Tensor:

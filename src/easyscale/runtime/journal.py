@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import torch
 
-from easyscale.core.errors import NonFiniteError
+from easyscale.core.errors import NonFiniteError, UsageError
 from easyscale.core.messages import Event, Fingerprint, Message, StepDone, encode
 
 OnNonFinite = Literal["warn", "stop"]
@@ -67,7 +67,15 @@ class Journal:
     def log(self, est: int, values: Mapping[str, Any]) -> None:
         """Keep a value of the current local step; the last one of a name counts."""
         for name, value in values.items():
-            self._now[est, name] = value.detach() if isinstance(value, torch.Tensor) else float(value)
+            try:  # a copy: the script may go on to change the tensor
+                number = value.detach().clone().reshape(()) if isinstance(value, torch.Tensor) else float(value)
+            except (TypeError, ValueError, RuntimeError):
+                raise UsageError(
+                    f"es.log({name}=...) got {_shown(value)}.",
+                    "metrics are single numbers.",
+                    "log a number or a tensor with one element, such as loss.mean().",
+                ) from None
+            self._now[est, name] = number
 
     def step_done(self, step: int, epoch: int, samples: int) -> None:
         names, values = list(self._now), list(self._now.values())
@@ -125,3 +133,7 @@ class Journal:
         if not self._warned:
             self._warned = True
             self.event("nonfinite", f"{what} Training goes on (es.init(on_nonfinite='stop') would stop it).", step)
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)[:60]

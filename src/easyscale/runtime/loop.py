@@ -7,6 +7,7 @@ A round gives each EST of the worker its turn; with gradients, a round is a glob
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,11 @@ class PreparedLoader:
     def __init__(self, session: EstSession, loader: DataLoader[Any], feed: Feed, index: int) -> None:
         self._session, self._loader = session, loader
         self.feed, self.index = feed, index
+        self._running: Any = lambda: None
         # Which batch of its EST this is, from 0: what `enumerate` would give on one rank of stock DDP.
         self.batch_index = 0
         self.taken: dict[int, int] = {}  # batches of this epoch by EST
+        self.waiting: dict[int, Any] = {}  # cursors of a checkpoint, taken up when the loop begins
         self.opened = 0  # loops begun: the epoch, for scripts that do not use es.epochs()
 
     @property
@@ -45,6 +48,17 @@ class PreparedLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        loop = self._loop()
+        self._running = weakref.ref(loop)
+        return loop
+
+    def leave(self) -> None:
+        """End a loop that the script left open: `it = iter(loader)`, a few `next(it)`, and on."""
+        loop = self._running()
+        if loop is not None:
+            loop.close()
+
+    def _loop(self) -> Generator[Any, None, None]:
         session = self._session
         session.loop_begins(self)
         outcome: BaseException | None = None
@@ -71,7 +85,7 @@ class PreparedLoader:
                 if taken == 0:
                     session.turns.batch_drawn()
                     if position == 0:
-                        session.agreement.announce(more=True)
+                        session.agreement.announce(more=True, trained=session.trained)
                 self.batch_index = self.taken.get(est, 0)
                 self.taken[est] = self.batch_index + 1
                 taken += 1
@@ -97,7 +111,7 @@ class PreparedLoader:
                 session.turns.abandon()
             else:
                 raise _different_lengths(session.ests[0], est)
-        session.agreement.announce(more=False)
+        session.agreement.announce(more=False, trained=session.trained)
         session.agreement.hear()
 
     def draw_for_the_rest(self, position: int) -> None:

@@ -15,8 +15,8 @@ from easyscale.runtime.group import Group
 from easyscale.runtime.reduce import Reducer
 
 
-def join(spec: WorkerSpec) -> Group:
-    return Group(spec.rendezvous, spec.worker, spec.plan.workers, spec.timeout)
+def join(spec: WorkerSpec, name: str) -> Group:
+    return Group(spec.rendezvous, spec.worker, spec.plan.workers, spec.timeout, name)
 
 
 def agree_on_record(group: Group, spec: WorkerSpec, settings: ScriptSettings, device: torch.device) -> dict[str, Any]:

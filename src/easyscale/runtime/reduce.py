@@ -92,7 +92,10 @@ class Reducer:
         self._phase: Literal["idle", "waiting", "backward", "done"] = "idle"
         self._armed = False
         self.on_reduced: Callable[[], None] = lambda: None  # p.grad holds the reduced gradient
-        self._hooks = [p.register_post_accumulate_grad_hook(self._hook(i)) for i, p in enumerate(parameters)]
+        # On the nodes, as DDP's: they run after all hooks of the script's. Kept, because they hold the hooks.
+        self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in parameters]
+        pairs = enumerate(zip(self._nodes, parameters, strict=True))
+        self._hooks = [node.register_hook(self._hook(i, p)) for i, (node, p) in pairs]
 
     @property
     def gradient_bytes(self) -> int:
@@ -164,8 +167,8 @@ class Reducer:
 
     # ------------------------------------------------------------------ hooks
 
-    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        def gradient_is_there(parameter: torch.Tensor) -> None:
+    def _hook(self, index: int, parameter: torch.Tensor) -> Callable[..., None]:
+        def gradient_is_there(*_: Any) -> None:
             self._gradient(index, parameter)
 
         return gradient_is_there
@@ -185,6 +188,7 @@ class Reducer:
             )
         if not self._armed:
             self.accumulated = True
+            self._used[index] = 1
             return
         if self._phase == "waiting":
             self._phase = "backward"

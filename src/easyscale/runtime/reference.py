@@ -6,7 +6,8 @@ on it, which is how torch's composable `replicate` applies DDP.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -90,6 +91,7 @@ class ReferenceSession(Engine):
         return None
 
     _in_loop = False
+    running: Any = staticmethod(lambda: None)
 
     def step_ended(self, samples: int) -> None:
         if not self.trained:
@@ -101,6 +103,11 @@ class ReferenceSession(Engine):
         if every and self.step % every == 0 and self.spec.worker == 0:
             assert self.model is not None
             self.journal.fingerprint(self.step, fingerprint(self.model))
+
+    def epoch_ended(self) -> None:
+        loop = self.running()
+        if loop is not None:  # the script left an iterator open
+            loop.close()
 
     def rank(self) -> int:
         return self.spec.worker
@@ -140,6 +147,11 @@ class ReferenceLoader:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
+        loop = self._loop()
+        self._session.running = weakref.ref(loop)
+        return loop
+
+    def _loop(self) -> Generator[Any, None, None]:
         session = self._session
         session.rng.restore(session.device)
         session._in_loop = True

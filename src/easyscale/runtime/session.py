@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 
 import torch
 
-from easyscale.core.errors import EasyScaleError, LoopError, UsageError
+from easyscale.core.errors import EasyScaleError, LoopError, PromiseError, UsageError
 from easyscale.core.messages import HandedOver
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.fingerprint import fingerprint
@@ -29,11 +29,18 @@ from easyscale.runtime.engine import (
     refuse_unsupported,
     sort_objects,
 )
-from easyscale.runtime.gates import SHARED_UPDATES, Rhythm, allow_empty_clipping, gate_methods, gate_optimizer
+from easyscale.runtime.gates import (
+    SHARED_UPDATES,
+    Rhythm,
+    allow_empty_clipping,
+    gate_methods,
+    gate_optimizer,
+    refuse_unprepared_schedulers,
+)
 from easyscale.runtime.loop import PreparedLoader
 from easyscale.runtime.reduce import Reducer, ReductionSettings
 from easyscale.runtime.stops import Leaving
-from easyscale.runtime.turns import Turns
+from easyscale.runtime.turns import Turns, module_generators
 
 
 class EstSession(Engine):
@@ -41,7 +48,7 @@ class EstSession(Engine):
 
     def __init__(self, spec: WorkerSpec, settings: ScriptSettings, started: float) -> None:
         super().__init__(spec, settings, started)
-        self.group = membership.join(spec)
+        self.group = membership.join(spec, "gradients")
         self.record = membership.agree_on_record(self.group, spec, settings, self.device)
         self.store = state.open_store(self)
         self.rhythm = Rhythm()
@@ -50,13 +57,14 @@ class EstSession(Engine):
         self._early: dict[str, Any] = {}  # registered per EST before es.prepare()
         self.unclaimed: dict[str, Any] = {}  # registered state of a checkpoint that waits for its object
         self.resumed = False
-        self.resumed_loader: int | None = None
+        self.resumed_loop: tuple[int, int] | None = None  # (loader, how many loops the epoch began before it)
         self.loader: PreparedLoader | None = None
         self.samples = 0
         self._saved_step = -1
         self._broken: EasyScaleError | None = None
         self._unsettled: Literal["round", "step"] | None = None
-        self.agreement = Agreement(self.group, spec.checkpoint_seconds)
+        self.agreement = Agreement(membership.join(spec, "agreement"), spec.checkpoint_seconds)
+        self.trained = True  # the last round was a global step
         signals = [signal.SIGTERM] + ([signal.SIGINT] if spec.events_fd is not None else [])
         self.agreement.listen(signals, self._stop_now)
 
@@ -78,8 +86,9 @@ class EstSession(Engine):
         self.loaders = [
             PreparedLoader(self, loader, self._make_feed(loader), i) for i, loader in enumerate(kinds["loaders"])
         ]
-        generators = tuple(dict.fromkeys(g for loader in self.loaders for g in loader.feed.generators))
-        self.turns = Turns(self.buffers, self.reducer, self.rhythm, generators, options, self.device)
+        feeds = [generator for loader in self.loaders for generator in loader.feed.generators]
+        generators = tuple(dict.fromkeys([*feeds, *module_generators(model)]))
+        self.turns = Turns(model, self.buffers, self.reducer, self.rhythm, generators, options, self.device)
         self.turns.found(self.settings.seed)
         self.seed_between()
         self.model = model
@@ -124,7 +133,7 @@ class EstSession(Engine):
         give_no_sync(model, self.turns)
         allow_empty_clipping()
         for optimizer in self.optimizers:
-            gate_optimizer(optimizer, self.rhythm.optimizer_step)
+            gate_optimizer(optimizer, self.rhythm.optimizer_step, self.reducer.parameters)
         for scheduler in self.schedulers:
             gate_methods(scheduler, ("step",), self.rhythm.shared_update)
         for scaler in self.scalers:
@@ -160,9 +169,10 @@ class EstSession(Engine):
                 "ESTs take turns in one loop at a time.",
                 "finish the first loop, or leave the inner loader out of es.prepare().",
             )
-        if self.unclaimed:
+        unclaimed = [*self.unclaimed, *self.turns.unclaimed()]
+        if unclaimed:
             raise UsageError(
-                f"The checkpoint has registered state that the script did not register: {', '.join(self.unclaimed)}.",
+                f"The checkpoint has registered state that the script did not register: {', '.join(unclaimed)}.",
                 "training on without it would change the bits.",
                 "call es.register() with these names before the loop.",
             )
@@ -172,11 +182,23 @@ class EstSession(Engine):
                 "a plain range() would start again at epoch 0.",
                 "write `for epoch in es.epochs(count):` around the loop.",
             )
-        self.loader = loader
+        if self.step == 0:
+            refuse_unprepared_schedulers(self.optimizers, self.schedulers)
+        here, self.loops = (loader.index, self.loops), self.loops + 1
+        if self.resumed_loop not in (None, here):
+            raise PromiseError(
+                "The job was resumed in the middle of an epoch, in a loop that is not the epoch's first.",
+                "what the loops before it did would be done again.",
+                "train in one loop an epoch, or checkpoint between epochs with es.checkpoint().",
+            )
+        self.loader, self.trained = loader, True
         self.buffers.keep_as_base()  # code between loops may have changed them; rank 0's count
         self.buffers.share_base()
-        if self.resumed_loader == loader.index:
-            self.resumed_loader = None  # its cursors stand where the checkpoint left them
+        for est, cursor in loader.waiting.items():
+            self.turns.restore_feed(est, loader.feed, cursor)
+        loader.waiting = {}
+        if self.resumed_loop is not None:
+            self.resumed_loop, self.rhythm.replaying = None, False  # its cursors stand where the checkpoint left them
             return
         loader.taken = {}
         for est in self.ests:
@@ -194,9 +216,16 @@ class EstSession(Engine):
     def _close_round(self) -> bool:
         """This worker's part of ending a round. Returns whether it was a global step."""
         self.buffers.next_becomes_base()
-        if not self.turns.was_a_step():
+        self.trained = self.turns.was_a_step()
+        if not self.trained:
             self.samples = 0
             return False
+        if not self.optimizers:
+            raise UsageError(
+                "The job trains, but no optimizer was passed to es.prepare().",
+                "it would step once for each EST, and a resume would lose its state.",
+                "pass it: model, optimizer, loader = es.prepare(model, optimizer, loader).",
+            )
         self.step += 1
         self.journal.step_done(self.step - 1, self.epoch, self.samples)
         self.samples = 0
@@ -246,11 +275,11 @@ class EstSession(Engine):
         if turns.position == len(self.ests) - 1 and self.reducer.synchronised:
             turns.end()
             self._unsettled = "step" if self._close_round() else "round"
-        elif turns.position == 0 and not self.reducer.synchronised:
+        elif turns.position == 0 and not self.reducer.synchronised and not self.reducer.accumulated:
             turns.abandon()
             loader.draw_for_the_rest(0)
             self._unsettled = "round"
-        elif any(turns.synchronised) or self.reducer.synchronised:
+        else:
             self._broken = LoopError(
                 f"The loop was left in the middle of a global step: EST {turns.current} of {list(self.ests)}.",
                 "the ESTs after it did not run, so the step has no result.",
@@ -290,6 +319,8 @@ class EstSession(Engine):
         self.agreement.wish_checkpoint()
 
     def epoch_ended(self) -> None:
+        if self.loader is not None:
+            self.loader.leave()
         self.settle()
         self.agreement.announce(more=True)
         self._act(self.agreement.hear())
@@ -328,7 +359,10 @@ class EstSession(Engine):
             self.journal.log(self.turns.current, values)
 
     def finish(self) -> None:
-        self.settle()
+        if self.loader is not None:
+            self.loader.leave()
+        if self.model is not None:
+            self.settle()
         if self.model is not None and self.store is not None:
             self._save()
             self.store.wait()

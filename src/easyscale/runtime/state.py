@@ -55,7 +55,12 @@ def resume(session: EstSession) -> None:
     here = f"this start (plan {session.spec.plan})"
     refuse_differences(session.record, snapshot.record, here, f"the checkpoint of step {snapshot.step}")
     _load_model(session, snapshot)
+    assert session.model is not None
     shared = codec.to_device(snapshot.shared, session.device)
+    for parameter, gradient in zip(session.reducer.parameters, shared["gradients"], strict=True):
+        parameter.grad = gradient
+    for name, tensor in _transient(session.model).items():
+        tensor.copy_(shared["transient"][name])
     for kind in ("optimizers", "schedulers", "scalers"):
         _load_each(kind, getattr(session, kind), shared[kind])
     session.unclaimed = dict(shared["registered"])
@@ -68,7 +73,10 @@ def resume(session: EstSession) -> None:
     session.step, session.epoch, session.resumed = snapshot.step, shared["loop"]["epoch"], True
     if shared["ready"] is not None:
         session.reducer.rebuild(shared["ready"])
-    session.resumed_loader = shared["loop"]["loader"]
+    if shared["loop"]["loader"] is not None:
+        session.resumed_loop = (shared["loop"]["loader"], shared["loop"]["before"])
+        session.rhythm.replaying = True
+    session.left_epochs = shared["loop"]["left"]
     _restore_cursors(session, snapshot)
     for name, target in session.turns.per_est.items():
         session.turns.register(name, target)
@@ -101,8 +109,12 @@ def _gather(session: EstSession) -> Snapshot | None:
         "loop": {
             "epoch": session.epoch,
             "loader": session.loader.index if session.loader is not None else None,
+            "before": session.loops - 1,  # loops that the epoch began before this one
+            "left": session.left_epochs,
         },
         "ready": session.reducer.ready,
+        "gradients": [p.grad for p in session.reducer.parameters],
+        "transient": _transient(session.model),
     }
     record = {**session.record, "job": session.spec.job, "buckets": session.reducer.bucket_map}
     return Snapshot(
@@ -110,10 +122,20 @@ def _gather(session: EstSession) -> Snapshot | None:
     )
 
 
+def _transient(model: Any) -> dict[str, torch.Tensor]:
+    """Buffers that are not in the state_dict (persistent=False)."""
+    stored = model.state_dict().keys()
+    return {name: tensor for name, tensor in model.named_buffers() if name not in stored}
+
+
 def _est_tree(session: EstSession, est: int) -> dict[str, Any]:
     """Cursors of all loaders, open or closed: streams of loader processes may live on between epochs."""
     cursors = [
-        {"taken": loader.taken.get(est, 0), "opened": loader.opened, "feed": loader.feed.cursor(est)}
+        {
+            "taken": loader.taken.get(est, 0),
+            "opened": loader.opened,
+            "feed": loader.waiting.get(est) or loader.feed.cursor(est),
+        }
         for loader in session.loaders
     ]
     return {"context": session.turns.contexts[est].to_tree(), "cursors": cursors}
@@ -209,11 +231,9 @@ def _context(tree: dict[str, Any], device: torch.device) -> EstContext:
 
 
 def _restore_cursors(session: EstSession, snapshot: Snapshot) -> None:
+    """Taken up when a loop begins: code above it may still set up its data set, as in each epoch."""
     for loader in session.loaders:
         for est in session.ests:
             saved = snapshot.contexts[est]["cursors"][loader.index]
             loader.taken[est], loader.opened = saved["taken"], saved["opened"]
-            session.turns.current = est  # a dataset that is replayed may ask for its rank
-            loader.feed.restore(est, saved["feed"])
-    session.turns.current = None
-    session.seed_between()  # restoring may have left any random state behind
+            loader.waiting[est] = saved["feed"]

@@ -16,6 +16,9 @@ from easyscale.runtime.group import Group
 
 def chain_sum(rows: Sequence[torch.Tensor], split: tuple[int, ...], group: Group) -> torch.Tensor:
     """The sum over all virtual ranks, in Gloo's ring order. `rows` are this worker's ESTs, in order."""
+    if rows[0].is_complex():  # Gloo sums pairs of real numbers
+        flat = chain_sum([torch.view_as_real(row).view(-1) for row in rows], split, group)
+        return torch.view_as_complex(flat.view(-1, 2))
     worker = group.worker
     first = sum(split[:worker])
     acc = torch.empty_like(rows[0])
@@ -44,6 +47,9 @@ def chain_sum(rows: Sequence[torch.Tensor], split: tuple[int, ...], group: Group
 
 def chain_sum_from_host(rows: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """`chain_sum` for one worker whose rows lie in host memory: each element crosses to the device once."""
+    if rows[0].is_complex():
+        flat = chain_sum_from_host([torch.view_as_real(row).view(-1) for row in rows], device)
+        return torch.view_as_complex(flat.view(-1, 2))
     elements, ranks = rows[0].numel(), len(rows)
     acc = torch.empty(elements, dtype=rows[0].dtype, device=device)
     size = ring_chunk(elements, rows[0].element_size(), ranks)

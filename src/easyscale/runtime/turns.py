@@ -21,9 +21,13 @@ from easyscale.numerics.buckets import bucket_limits
 from easyscale.numerics.rng import RngState, seed_all
 from easyscale.runtime.buffers import Buffers
 from easyscale.runtime.context import EstContext
+from easyscale.runtime.data.feed import Feed
 from easyscale.runtime.engine import PrepareOptions
 from easyscale.runtime.gates import Rhythm
 from easyscale.runtime.reduce import Reducer
+
+# Forwards after which a module that counts in plain attributes has shown itself; a cache has settled by then.
+WATCHED_FORWARDS = 4
 
 
 class Turns:
@@ -31,6 +35,7 @@ class Turns:
 
     def __init__(
         self,
+        model: torch.nn.Module,
         buffers: Buffers,
         reducer: Reducer,
         rhythm: Rhythm,
@@ -39,7 +44,7 @@ class Turns:
         device: torch.device,
     ) -> None:
         self._buffers, self._reducer, self._rhythm, self._options = buffers, reducer, rhythm, options
-        self._generators, self._device = generators, device
+        self._model, self._generators, self._device = model, generators, device
         self.ests = reducer.ests
         self.contexts: dict[int, EstContext] = {}
         self.per_est: dict[str, Any] = {}  # registered objects of which each EST has its own state
@@ -51,6 +56,9 @@ class Turns:
         self._synchronise = True  # False inside model.no_sync()
         self._carried: list[torch.Tensor | None] | None = None
         # torch.compile cuts graphs at stock DDP's bucket limits; the cut can change bits, so it must be ours too.
+        self._watched: list[tuple[torch.nn.Module, dict[str, Any]]] = []
+        self._watches = WATCHED_FORWARDS if reducer.world > 1 else 0
+        self._changes: dict[tuple[int, str], float] = {}
         self._compile_hint: Any = SimpleNamespace(bucket_bytes_cap=bucket_limits(options.bucket_cap_mb)[-1])
         rhythm.synchronised = lambda: reducer.synchronised
         reducer.on_reduced = self._gradients_reduced
@@ -74,6 +82,18 @@ class Turns:
         for context in self.contexts.values():
             context.registered.setdefault(name, copy.deepcopy(target.state_dict()))
         target.load_state_dict(copy.deepcopy(self.contexts[self.ests.start].registered[name]))
+
+    def unclaimed(self) -> set[str]:
+        """Names of states in the contexts whose objects the script did not register."""
+        return set(self.contexts[self.ests.start].registered) - set(self.per_est)
+
+    def restore_feed(self, est: int, feed: Feed, cursor: dict[str, Any]) -> None:
+        """Take up an EST's place in a loader. A data set that is replayed may ask for its rank, and may draw."""
+        self.switch(est)
+        self.current = est
+        feed.restore(est, cursor)
+        self.current = None
+        self.contexts[est].rng.restore(self._device, self._generators)
 
     def switch(self, est: int | None) -> bool:
         """Make an EST's random states live, or none's. Returns whether that changed anything."""
@@ -189,6 +209,8 @@ class Turns:
         if self._buffers and self._options.broadcast_buffers and self.contexts[self.current].synchronise_buffers:
             self._synchronise_buffers()
         self._forwards += 1
+        if self._watches and torch.is_grad_enabled():
+            self._watched = [(module, _plain_state(module)) for module in self._model.modules()]
 
     def after_forward(self, output: Any) -> None:
         DistributedDataParallel._active_ddp_module = None
@@ -198,6 +220,28 @@ class Turns:
         self.contexts[self.current].synchronise_buffers = synchronise
         if torch.is_grad_enabled():
             self._reducer.arm(synchronise)
+            self._refuse_hidden_state()
+
+    def _refuse_hidden_state(self) -> None:
+        """A count or an average that a forward keeps in a module, but not as a buffer, would be shared by the ESTs.
+
+        Told from a cache by its steadiness: the same change in each of the first forwards.
+        """
+        watched, self._watched = self._watched, []
+        for module, before in watched:
+            for name, value in _plain_state(module).items():
+                change = value - before.get(name, value)
+                steady = self._changes.setdefault((id(module), name), change) == change and change != 0
+                self._changes[id(module), name] = change if steady else 0
+                if steady and self._watches == 1:
+                    raise UnsupportedError(
+                        f"Each forward of {type(module).__name__} changes its attribute {name!r}.",
+                        "each rank of stock DDP has its own, while the ESTs of a worker share the module; and no "
+                        "checkpoint has it.",
+                        "make it a buffer (self.register_buffer), or part of an es.register(per_est=True) object.",
+                    )
+        if watched:
+            self._watches -= 1
 
     def _carry_gradients(self) -> None:
         """Gradients that the script did not set to None are there for each EST, as on each rank."""
@@ -214,3 +258,20 @@ class Turns:
                 "stock DDP would give it rank 0's buffers in between, which another EST may not have made yet.",
                 "run one forward a local step, or pass broadcast_buffers=False to es.prepare().",
             )
+
+
+def module_generators(model: torch.nn.Module) -> list[torch.Generator]:
+    """Generators that modules draw from: on N ranks each has its own, so they are kept per EST."""
+    held = [value for module in model.modules() for value in vars(module).values()]
+    return [value for value in held if isinstance(value, torch.Generator)]
+
+
+def _plain_state(module: torch.nn.Module) -> dict[str, float]:
+    """Numbers that a module keeps outside of parameters and buffers; of tensors, how often they were written to."""
+    found: dict[str, float] = {}
+    for name, value in vars(module).items():
+        if isinstance(value, (int, float)):
+            found[name] = value
+        elif isinstance(value, torch.Tensor) and not value.requires_grad:
+            found[name] = value._version
+    return found

@@ -93,6 +93,7 @@ class InlineLane(Lane):
         return place
 
     def _resume(self, cursor: Tree) -> None:
+        self.follow()
         if not self._iterable:
             self._iterator = self._stock_iterator()
             # Only indices are drawn, nothing is fetched. Ours do not draw from the random state that is live while
