@@ -20,6 +20,7 @@ def write_page() -> None:
     parts = [INTRODUCTION]
     for path in sorted((HERE / "results").glob("step_cost-*.json")):
         parts.append(step_cost(json.loads(path.read_text())))
+    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(parts))
 
 

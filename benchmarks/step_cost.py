@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 HERE = Path(__file__).parent
-WINDOWS = 7  # turns of each loop; the median counts
+WINDOWS = 5  # turns of each loop; the median counts
 
 
 class Batches(Dataset[Any]):
@@ -167,6 +167,7 @@ def main() -> None:
         return
     rows = [run(*row) for row in plan()]
     kind = "gpu" if torch.cuda.is_available() else "cpu"
+    (HERE / "results").mkdir(exist_ok=True)
     (HERE / "results" / f"step_cost-{kind}.json").write_text(json.dumps(rows, indent=1) + "\n")
     from report import write_page
 
