@@ -349,3 +349,26 @@ def test_a_signal_between_epochs_stops_the_job_even_without_a_checkpoint_folder(
         return {}
 
     assert run_job(train, (2, 1))["code"] == 143
+
+
+def test_checkpoints_by_time_are_taken_by_all_workers_at_one_step(tmp_path: Path) -> None:
+    run_job(with_easyscale(MLP), (2, 1, 1), checkpoint_dir=str(tmp_path), checkpoint_seconds=1e-6, checkpoint_keep=99)
+    saved = sorted(tmp_path.glob("step-*"))
+    assert len(saved) > 2
+    result = run_job(with_easyscale(MLP), (1, 3), resume=str(saved[1]))
+    assert result["fingerprint"] == stock("momentum")["fingerprint"]
+
+
+def test_workers_that_differ_in_what_decides_bits_do_not_start() -> None:
+    def train() -> dict[str, Any]:
+        import json
+
+        from easyscale.numerics import record
+
+        if json.loads(os.environ["EASYSCALE_WORKER"])["worker"] == 1:
+            record._device_type = lambda device: "another kind of GPU"
+        return with_easyscale(MLP)()
+
+    with pytest.raises(JobFailedError, match="device type is another kind of GPU here") as caught:
+        run_job(train, (2, 2))
+    assert caught.value.kind == "RecordMismatchError"

@@ -89,6 +89,24 @@ if pytest is not None:
         assert tree_agrees()
 
 
+def table(rows: list[tuple[str, list[bool], float]], tree: bool) -> str:
+    heads = ["--engine ddp", *(f"{'+'.join(map(str, s))}, {g}" for s, g in PLANS)]
+    lines = [
+        "# Parity on one GPU",
+        "",
+        f"Written by `python tests/gpu/test_parity.py docs/parity-gpu.md` on one {torch.cuda.get_device_name()}, torch",
+        f"{torch.__version__}. 4 ESTs; the judge is a hand-written DDP script with 4 processes over Gloo on the same GPU.",
+        "A column is a plan, with where set-aside gradients wait. `same`: the final sha256 and every loss of every EST.",
+        "",
+        f"| case | {' | '.join(heads)} |",
+        "|---" * (len(heads) + 1) + "|",
+    ]
+    for name, cells, _ in rows:
+        lines.append(f"| {name} | {' | '.join('same' if c else '**different**' for c in cells)} |")
+    lines += ["", f"Tree order on 4, 3+1 and 1+1+1+1 workers: {'same' if tree else '**different**'}.", ""]
+    return "\n".join(lines)
+
+
 def main() -> int:
     from easyscale.numerics.fingerprint import fingerprint  # noqa: F401  imported before the fork
 
@@ -110,12 +128,10 @@ def main() -> int:
         good &= all(cells)
         rows.append((name, cells, time.time() - began))
     tree = tree_agrees()
-    print("\ntorch", torch.__version__)
-    heads = ["--engine ddp", *(f"{'+'.join(map(str, s))} {g}" for s, g in PLANS)]
-    print(f"{'4 ESTs, one GPU':28}" + "".join(f"{h:>14}" for h in heads) + "   seconds")
-    for name, cells, seconds in rows:
-        print(f"{name:28}" + "".join(f"{'same' if c else 'DIFFERENT':>14}" for c in cells) + f"{seconds:10.1f}")
-    print(f"{'tree order: 4, 3+1, 1+1+1+1':28}{'same' if tree else 'DIFFERENT':>14}")
+    page = table(rows, tree)
+    print(page)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(page)
     return 0 if good and tree else 1
 
 
