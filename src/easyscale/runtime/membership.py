@@ -25,8 +25,13 @@ def agree_on_record(group: Group, spec: WorkerSpec, settings: ScriptSettings, de
         level=spec.determinism, ests=spec.ests, seed=settings.seed, reduction=settings.reduction, device=device,
         split=spec.plan.split,
     )  # fmt: skip
-    first = json.loads(group.broadcast_bytes(json.dumps(ours).encode()))
-    refuse_differences(ours, first, f"worker {spec.worker}", "worker 0")
+    others = [json.loads(raw) for raw in group.gather_bytes(json.dumps(ours).encode())]
+    odd = [worker for worker, theirs in enumerate(others) if differences(theirs, ours)]
+    # All workers learn of it, so that none waits for one that has left.
+    verdict = json.loads(group.broadcast_bytes(json.dumps([odd[0], others[odd[0]], ours] if odd else None).encode()))
+    if verdict is not None:
+        worker, theirs, first = verdict
+        refuse_differences(theirs, first, f"worker {worker}", "worker 0")
     return ours
 
 
