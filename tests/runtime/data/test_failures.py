@@ -64,6 +64,7 @@ def test_an_exception_of_worker_init_fn_comes_with_the_first_batch() -> None:
     session.feed.shutdown()
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # torch's own half of a hand-over that the death cut off
 @pytest.mark.parametrize("how", [lambda: os._exit(3), lambda: os.kill(os.getpid(), signal.SIGKILL)])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loader_process_that_dies_is_named(how: Any, persistent: bool) -> None:
