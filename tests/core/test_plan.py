@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from easyscale.core.errors import PlanError
-from easyscale.core.plan import Plan, Schedule, chunk_owner, parse_schedule, parse_split
+from easyscale.core.plan import Plan, Schedule, parse_schedule, parse_split
 
 splits = st.lists(st.integers(1, 8), min_size=1, max_size=12).map(tuple)
 
@@ -18,7 +18,8 @@ def test_the_ranges_of_a_plan_cut_all_ests_into_contiguous_pieces(split: tuple[i
 @given(splits)
 def test_the_worker_of_an_est_is_the_one_whose_range_holds_it(split: tuple[int, ...]) -> None:
     plan = Plan(split)
-    assert [plan.worker_of(est) for est in range(plan.ests)] == chunk_owner(split)
+    owners = [worker for worker, count in enumerate(split) for _ in range(count)]
+    assert [plan.worker_of(est) for est in range(plan.ests)] == owners
     with pytest.raises(IndexError):
         plan.worker_of(plan.ests)
 

@@ -6,7 +6,6 @@ names the plan from a global step on. Both are plain facts; parsing refuses what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -140,8 +139,3 @@ def parse_schedule(text: str, ests: int) -> Schedule:
         plan = Plan.even(ests, split[0]) if len(split) == 1 else parse_split(",".join(map(str, split)), ests)
         entries.append((at, plan))
     return Schedule(tuple(entries))
-
-
-def chunk_owner(split: Sequence[int]) -> list[int]:
-    """The worker that holds each virtual rank, as a list over virtual ranks."""
-    return [worker for worker, count in enumerate(split) for _ in range(count)]

@@ -16,9 +16,11 @@ from typing import Any, Literal
 import torch
 
 from easyscale.core.errors import LoopError, UnsupportedError, UnusedParameterError
+from easyscale.core.plan import Plan
 from easyscale.numerics.buckets import BucketMap, bucket_limits, first_buckets, rebuilt_buckets
 from easyscale.numerics.order import tree_nodes
 from easyscale.runtime.group import Group
+from easyscale.runtime.layout import Bucket, lay_out
 from easyscale.runtime.staging import Staging, StagingKind
 from easyscale.runtime.sums import TreeStack, chain_sum, chain_sum_from_host, tree_sum
 
@@ -33,29 +35,6 @@ class ReductionSettings:
     staging: StagingKind = "auto"
     bucket_cap_mb: float | None = None  # None: stock DDP's default, 1 MiB for the first bucket and 25 for others
     find_unused_parameters: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where one parameter's gradient lies in its bucket."""
-
-    index: int
-    offset: int
-    numel: int
-    shape: torch.Size
-    stride: tuple[int, ...] | None  # None: not dense, stored row-major
-
-    def view(self, flat: torch.Tensor) -> torch.Tensor:
-        if self.stride is None:
-            return flat[self.offset : self.offset + self.numel].view(self.shape)
-        return flat.as_strided(self.shape, self.stride, self.offset)
-
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    places: tuple[_Place, ...]
-    elements: int
-    dtype: torch.dtype
 
 
 class Reducer:
@@ -81,7 +60,7 @@ class Reducer:
         staging = "device" if self._direct else settings.staging
         self._staging = Staging(staging, device, len(self.ests), sums_on_host=sums_on_host)
         self._host_sums = sums_on_host and device.type == "cuda"
-        self._covers = [tree_nodes(self.world, r.start, r.stop) for r in _ranges(split)]
+        self._covers = [tree_nodes(self.world, r.start, r.stop) for r in Plan(split).ranges()]
         self._thread = ThreadPoolExecutor(1, "easyscale-reduce") if sums_on_host else None
         # Starting early pays where a sum runs beside the backward: with peers, or on a GPU.
         self._early = self._remote or device.type == "cuda"
@@ -149,21 +128,12 @@ class Reducer:
         return [[place.index for place in bucket.places] for bucket in self._buckets]
 
     def _use(self, buckets: BucketMap) -> None:
-        self._buckets = [self._lay_out(indices) for indices in buckets]
+        self._buckets = [lay_out(self.parameters, indices) for indices in buckets]
         self._home = {place.index: b for b, bucket in enumerate(self._buckets) for place in bucket.places}
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._staging.reset()
-        self._stacks = [TreeStack(self.world, self.ests) for _ in self._buckets]
+        self._stacks = [TreeStack(self.world) for _ in self._buckets]
         self._used = torch.zeros(len(self.parameters), dtype=torch.int32)
-
-    def _lay_out(self, indices: Sequence[int]) -> _Bucket:
-        places, offset = [], 0
-        for index in indices:
-            p = self.parameters[index]
-            stride = p.stride() if _dense(p) else None
-            places.append(_Place(index, offset, p.numel(), p.shape, stride))
-            offset += p.numel()
-        return _Bucket(tuple(places), offset, self.parameters[indices[0]].dtype)
 
     # ------------------------------------------------------------------ hooks
 
@@ -355,7 +325,7 @@ class Reducer:
         self._group.all_reduce(self._used)()
         return set((self._used == 0).nonzero().flatten().tolist())
 
-    def _write(self, bucket: _Bucket, total: torch.Tensor, unused: set[int]) -> None:
+    def _write(self, bucket: Bucket, total: torch.Tensor, unused: set[int]) -> None:
         """Stock DDP copies into the gradient that is there, or makes one of the parameter's layout."""
         targets, sources = [], []
         for place in bucket.places:
@@ -392,20 +362,3 @@ def _scale_into(
     if present:  # few launches
         torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
     flat.mul_(factor)
-
-
-def _ranges(split: Sequence[int]) -> list[range]:
-    starts = [sum(split[:w]) for w in range(len(split))]
-    return [range(start, start + count) for start, count in zip(starts, split, strict=True)]
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Non-overlapping and dense: some permutation of its dimensions is contiguous."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

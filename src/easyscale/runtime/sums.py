@@ -67,8 +67,8 @@ def chain_sum_from_host(rows: Sequence[torch.Tensor], device: torch.device) -> t
 class TreeStack:
     """Partial sums of one bucket: at most one tensor per level of the tree, O(log k) in all."""
 
-    def __init__(self, ranks: int, ests: range) -> None:
-        self._ranks, self._ests = ranks, ests
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self._open: list[tuple[Node, torch.Tensor]] = []
 
     def push(self, est: int, flat: torch.Tensor) -> None:
