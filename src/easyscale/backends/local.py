@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -38,10 +38,16 @@ class Target:
 
 
 class LocalLauncher:
-    """Starts workers. `command` takes a target behind it and finds its spec in the environment."""
+    """Starts workers. `command` takes a target behind it; its spec is in the environment that `surround` makes."""
 
-    def __init__(self, environment: Mapping[str, str], command: Sequence[str] = WORKER_COMMAND) -> None:
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        command: Sequence[str] = WORKER_COMMAND,
+        surround: Callable[[Mapping[str, str], WorkerSpec], dict[str, str]] | None = None,
+    ) -> None:
         self._environment, self._command = dict(environment), tuple(command)
+        self._surround = surround or worker_environment
 
     def start(self, spec: WorkerSpec, target: Target) -> LocalWorker:
         """Start one worker; its spec gets the number of the pipe on which it reports."""
@@ -50,7 +56,7 @@ class LocalLauncher:
         try:
             process = subprocess.Popen(
                 (sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command),
-                env=worker_environment(self._environment, replace(spec, events_fd=reports)),
+                env=self._surround(self._environment, replace(spec, events_fd=reports)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -148,6 +154,11 @@ def worker_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def plain_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict[str, str]:
+    """For a script that is to run as if python had started it: nothing but the spec."""
+    return {**environment, WORKER_VARIABLE: spec.to_json(), "PYTHONUNBUFFERED": "1"}
 
 
 def cores() -> int:

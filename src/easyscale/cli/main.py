@@ -10,6 +10,7 @@ import typer
 from easyscale.cli.demo import demo
 from easyscale.cli.export import export
 from easyscale.cli.run import run
+from easyscale.cli.verify import verify
 from easyscale.core.errors import EasyScaleError
 
 DISTRIBUTION = "easyscale-torch"
@@ -49,6 +50,7 @@ app.command(
     context_settings={"allow_interspersed_args": False},
     options_metavar="--ests N [OPTIONS]",
 )(run)
+app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")(verify)
 app.command()(demo)
 app.command()(export)
 

@@ -54,6 +54,7 @@ def run(
         str | None,
         typer.Option(metavar="latest|auto|PATH", help="Go on from a checkpoint; auto starts anew if there is none."),
     ] = None,
+    max_steps: Annotated[int | None, typer.Option(min=1, help="End after so many global steps.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write a JSON report of the run.")] = None,
     fingerprint_every: Annotated[
         int | None, typer.Option(min=1, help="Global steps between fingerprints of the model.")
@@ -77,7 +78,7 @@ def run(
         checkpoint_dir=str(checkpoint_dir.absolute()) if checkpoint_dir else None,
         checkpoint_every=checkpoint_every, checkpoint_seconds=checkpoint_seconds, checkpoint_keep=checkpoint_keep,
         resume=resume if resume in (None, "latest", "auto") else str(Path(resume).absolute()),
-        fingerprint_every=fingerprint_every,
+        fingerprint_every=fingerprint_every, max_steps=max_steps,
     )  # fmt: skip
     check_settings(template)
     plans = schedule_for(wish, os.environ)

@@ -47,6 +47,17 @@ class Fingerprint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Witness:
+    """Digests of what EST `est` saw and left in global step `step` (from 0): equal in two runs whose bits are equal."""
+
+    worker: int
+    step: int
+    est: int
+    digests: dict[str, str]
+    kind: Literal["witness"] = "witness"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that a person should know, as one sentence. `what` is a stable word for programs:
     checkpoint-saved, checkpoint-failed, checkpoint-damaged, nonfinite, resumed, refused, ..."""
@@ -96,9 +107,9 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Message = Ready | StepDone | Fingerprint | Event | HandedOver | Done | Failed
+Message = Ready | StepDone | Fingerprint | Witness | Event | HandedOver | Done | Failed
 _KINDS: dict[str, type[Any]] = {
-    "ready": Ready, "step": StepDone, "fingerprint": Fingerprint, "event": Event,
+    "ready": Ready, "step": StepDone, "fingerprint": Fingerprint, "witness": Witness, "event": Event,
     "handed-over": HandedOver, "done": Done, "failed": Failed,
 }  # fmt: skip
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from easyscale.core.errors import UsageError
+from easyscale.core.observe import Observation
 from easyscale.core.plan import Plan
 
 WORKER_VARIABLE = "EASYSCALE_WORKER"
@@ -49,7 +50,11 @@ class WorkerSpec:
     # At this global step the workers leave their state in `handoff` and exit, for the next plan.
     stop_at: int | None = None
     handoff: str | None = None
+    # The job ends after this many global steps, wherever the script stands.
+    max_steps: int | None = None
     fingerprint_every: int | None = None
+    # What to note down for a comparison with another run; None: nothing.
+    observation: Observation | None = None
     # An inherited pipe for messages to the launcher (JSON, one a line).
     events_fd: int | None = None
 
@@ -66,6 +71,8 @@ class WorkerSpec:
         try:
             raw: dict[str, Any] = json.loads(text)
             raw["split"] = tuple(raw.get("split", ()))
+            if raw.get("observation") is not None:
+                raw["observation"] = Observation.from_plain(raw["observation"])
             return cls(**{key: value for key, value in raw.items() if key in known})
         except (ValueError, TypeError, AttributeError) as problem:
             raise UsageError(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from easyscale.core.errors import WorkerLostError
-from easyscale.core.messages import Done, Event, Failed, Fingerprint, HandedOver, Message, Ready, StepDone
+from easyscale.core.messages import Done, Event, Failed, Fingerprint, HandedOver, Message, Ready, StepDone, Witness
 from easyscale.core.plan import Plan
 from easyscale.core.spec import Engine
 
@@ -94,6 +94,8 @@ class JobState:
         self.fingerprint: str | None = None
         self.losses: dict[int, list[float | None]] = {}
         self.step_fingerprints: dict[int, str] = {}
+        self.witnesses: dict[int, dict[int, dict[str, str]]] = {}  # by global step, then EST
+        self.epochs = 0  # that were begun
         self.events: list[JobEvent] = []
         self.plans: list[tuple[int, Plan]] = []
         self.switches: list[tuple[int, float]] = []  # the step and the seconds in which nobody computed
@@ -129,6 +131,8 @@ class JobState:
                 self._step_done(generation, message)
             case Fingerprint():
                 self.step_fingerprints[message.step] = message.sha
+            case Witness():
+                self.witnesses.setdefault(message.step, {})[message.est] = message.digests
             case Event():
                 self.note(now, message.step, message.what, message.text)
             case HandedOver():
@@ -166,6 +170,7 @@ class JobState:
         self.steps = max(self.steps, message.step)
 
     def _step_done(self, generation: Generation, message: StepDone) -> None:
+        self.epochs = max(self.epochs, message.epoch + 1)
         parts = self._pending.setdefault(message.step, [])
         parts.append(message)
         name = loss_name(message.metrics)

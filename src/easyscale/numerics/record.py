@@ -42,12 +42,19 @@ def collect(
     *, level: Level, ests: int, seed: int, reduction: str, device: torch.device, split: tuple[int, ...]
 ) -> dict[str, Any]:
     """What is in force now, as plain JSON values."""
-    record: dict[str, Any] = {
+    return {
         "level": level,
         "ests": ests,
         "seed": seed,
         "reduction": reduction,
         "split": list(split),
+        **surroundings(device),
+    }
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """What of the machine and the libraries decides bits."""
+    return {
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "python": platform.python_version(),
@@ -59,9 +66,8 @@ def collect(
         },
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
-        "flags": _flags(),
+        "flags": flags(),
     }
-    return record
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -87,7 +93,7 @@ def _device_type(device: torch.device) -> str:
     return f"cpu ({platform.machine()})"
 
 
-def _flags() -> dict[str, Any]:
+def flags() -> dict[str, Any]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return {
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

@@ -38,6 +38,10 @@ class Buffers:
         found = (module._buffers.get(name) for module, name in self._slots)
         return [tensor for tensor in found if tensor is not None]
 
+    def stamp(self) -> tuple[int, ...]:
+        """Changes with each write to a buffer; reading it does not touch the device."""
+        return tuple(value for tensor in self.live() for value in (id(tensor), tensor._version))
+
     def __bool__(self) -> bool:
         return bool(self._slots)
 
@@ -99,8 +103,8 @@ class Buffers:
         offset = 0
         for tensor in base:
             if tensor.numel():
-                part = flat[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-                tensor.copy_(part)
+                part = flat[offset : offset + tensor.nbytes].clone()  # so that its bytes begin at a whole element
+                tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
                 offset += tensor.nbytes
 
     def changed_outside_batch_norm(self) -> bool:

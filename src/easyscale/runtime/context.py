@@ -44,3 +44,16 @@ class EstContext:
             tree["gradients"],
             tree["registered"],
         )
+
+
+def placed_like(current: Any, saved: Any) -> Any:
+    """A saved state with its tensors where the object keeps its own: a checkpoint does not know their devices."""
+    if isinstance(saved, torch.Tensor):
+        return saved.to(current.device) if isinstance(current, torch.Tensor) else saved
+    if isinstance(saved, dict):
+        inner = current if isinstance(current, dict) else {}
+        return {key: placed_like(inner.get(key), value) for key, value in saved.items()}
+    if type(saved) in (list, tuple):
+        peers = [*current, *[None] * len(saved)] if isinstance(current, (list, tuple)) else [None] * len(saved)
+        return type(saved)(placed_like(peer, value) for peer, value in zip(peers, saved, strict=False))
+    return saved

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -26,6 +26,9 @@ from easyscale.numerics.rng import seed_all
 from easyscale.runtime.journal import Journal, OnNonFinite
 from easyscale.runtime.reduce import Order
 from easyscale.runtime.staging import StagingKind
+
+if TYPE_CHECKING:
+    from easyscale.runtime.observe.observer import Observer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ class Engine(ABC):
         self.epoch, self.step = 0, 0
         self.model: torch.nn.Module | None = None
         self.journal = Journal(spec.worker, self.ests, spec.events_fd, settings.on_nonfinite)
+        self.observer = self._make_observer(spec)
         self._started = started
         self.timings: dict[str, float] = {}
         self.in_epochs = False
@@ -76,6 +80,18 @@ class Engine(ABC):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         seed_all(settings.seed)
+
+    def _make_observer(self, spec: WorkerSpec) -> Observer | None:
+        if spec.observation is None:
+            return None
+        from easyscale.runtime.observe.observer import Observer
+
+        return Observer(spec.observation, self.journal, spec.worker, self.device)
+
+    @property
+    def is_over(self) -> bool:
+        """The job was given a number of global steps, and they are done."""
+        return self.spec.max_steps is not None and self.step >= self.spec.max_steps
 
     # -------------------------------------------------------------- what the script asks
 

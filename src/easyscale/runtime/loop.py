@@ -90,7 +90,12 @@ class PreparedLoader:
                 self.taken[est] = self.batch_index + 1
                 taken += 1
                 session.samples += batch_size(batch)
-                yield place(batch, session.device) if session.options.place_batches else batch
+                batch = place(batch, session.device) if session.options.place_batches else batch
+                if session.observer is None:
+                    yield batch
+                else:
+                    with session.observer.body(est, session.step, batch) as seen:
+                        yield seen
             if taken == 0:
                 self._all_must_end(position)
                 return False

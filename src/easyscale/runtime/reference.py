@@ -33,6 +33,7 @@ from easyscale.runtime.engine import (
     refuse_unsupported,
     sort_objects,
 )
+from easyscale.runtime.stops import Leaving
 
 
 class ReferenceSession(Engine):
@@ -71,6 +72,8 @@ class ReferenceSession(Engine):
         attach(model, self._before_forward, self._after_forward)
         give_no_sync(model, self.ddp)
         loaders = {id(loader): ReferenceLoader(self, loader) for loader in kinds["loaders"]}
+        if self.observer is not None:
+            self.observer.prepared(model, kinds["optimizers"])
         seed_all(self.settings.seed + self.spec.worker)
         self.rng = RngState.capture(self.device)
         self.seed_between()
@@ -93,7 +96,8 @@ class ReferenceSession(Engine):
     _in_loop = False
     running: Any = staticmethod(lambda: None)
 
-    def step_ended(self, samples: int) -> None:
+    def step_ended(self, samples: int, *, left: bool = False) -> None:
+        """`left`: the script broke out of its loop; where nothing can be raised, leaving waits for the next call."""
         if not self.trained:
             return
         self.trained = False
@@ -103,6 +107,20 @@ class ReferenceSession(Engine):
         if every and self.step % every == 0 and self.spec.worker == 0:
             assert self.model is not None
             self.journal.fingerprint(self.step, fingerprint(self.model))
+        if self.observer is not None:
+            self.observer.step_ended(self.step - 1)
+        if not left:
+            self.leave_if_over()
+
+    def leave_if_over(self) -> None:
+        if self.is_over:
+            self.done()
+            self.leaving = True
+            raise Leaving(0)
+
+    def leave(self) -> None:
+        super().leave()
+        dist.destroy_process_group()
 
     def epoch_ended(self) -> None:
         loop = self.running()
@@ -153,6 +171,7 @@ class ReferenceLoader:
 
     def _loop(self) -> Generator[Any, None, None]:
         session = self._session
+        session.leave_if_over()
         session.rng.restore(session.device)
         session._in_loop = True
         epoch = session.epoch if session.in_epochs else self._opened
@@ -163,11 +182,16 @@ class ReferenceLoader:
             for index, batch in enumerate(self._stock):
                 self.batch_index = index
                 samples += batch_size(batch)
-                yield place(batch, session.device) if session.options.place_batches else batch
+                batch = place(batch, session.device) if session.options.place_batches else batch
+                if session.observer is None:
+                    yield batch
+                else:
+                    with session.observer.body(session.spec.worker, session.step, batch) as seen:
+                        yield seen
                 session.step_ended(samples)
                 samples = 0
         except GeneratorExit:
-            session.step_ended(samples)
+            session.step_ended(samples, left=True)
             raise
         finally:
             session._in_loop = False

@@ -19,6 +19,7 @@ from easyscale.numerics.fingerprint import fingerprint
 from easyscale.runtime import membership, state
 from easyscale.runtime.agreement import Agreement, Wishes
 from easyscale.runtime.buffers import Buffers
+from easyscale.runtime.context import placed_like
 from easyscale.runtime.data.feed import Feed
 from easyscale.runtime.engine import (
     Engine,
@@ -96,6 +97,8 @@ class EstSession(Engine):
         for name, target in self._early.items():
             self.turns.register(name, target)
         self._install(model)
+        if self.observer is not None:
+            self.observer.prepared(model, self.optimizers)
         state.resume(self)
         self.ready()
         prepared = iter(self.loaders)
@@ -156,7 +159,7 @@ class EstSession(Engine):
         else:
             self.registered[name] = target
             if name in self.unclaimed:
-                target.load_state_dict(self.unclaimed.pop(name))
+                target.load_state_dict(placed_like(target.state_dict(), self.unclaimed.pop(name)))
             gate_methods(target, SHARED_UPDATES, self.rhythm.shared_update)
 
     # ------------------------------------------------------------------ a loop
@@ -241,6 +244,8 @@ class EstSession(Engine):
             assert self.model is not None
             self.buffers.base_to_live()
             self.journal.fingerprint(self.step, fingerprint(self.model))
+        if self.observer is not None:
+            self.observer.step_ended(self.step - 1)
 
     def _act(self, wishes: Wishes) -> None:
         """Save, stop or hand over: only here, where the state of all workers is that of one step."""
@@ -250,6 +255,7 @@ class EstSession(Engine):
             self._stop(wishes.stop)
         if self.spec.stop_at is not None and self.step >= self.spec.stop_at:
             self._hand_over()
+        self._leave_if_over()
 
     def _checkpoint_is_due(self) -> bool:
         every = self.spec.checkpoint_every
@@ -301,6 +307,7 @@ class EstSession(Engine):
             self.agreement.wish_checkpoint()
         if wishes.stop:
             self.agreement.wish_stop(wishes.stop)
+        self._leave_if_over()
 
     def _before_forward(self) -> None:
         if self.turns.current is None:
@@ -337,6 +344,13 @@ class EstSession(Engine):
         self.journal.tell(HandedOver(step=self.step, worker=self.spec.worker, timings=self.timings, bytes_sent=sent))
         self.leaving = True
         raise Leaving(0)
+
+    def _leave_if_over(self) -> None:
+        if self.is_over:
+            self.buffers.base_to_live()
+            self.done(self.group.bytes_sent)
+            self.leaving = True
+            raise Leaving(0)
 
     def _stop(self, number: int) -> NoReturn:
         self.leaving = True

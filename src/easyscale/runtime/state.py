@@ -16,7 +16,7 @@ import torch
 from easyscale.core.errors import CheckpointError
 from easyscale.runtime import codec
 from easyscale.runtime.checkpoint import CheckpointStore, Snapshot
-from easyscale.runtime.context import EstContext
+from easyscale.runtime.context import EstContext, placed_like
 from easyscale.runtime.membership import refuse_differences
 
 if TYPE_CHECKING:
@@ -63,10 +63,10 @@ def resume(session: EstSession) -> None:
         tensor.copy_(shared["transient"][name])
     for kind in ("optimizers", "schedulers", "scalers"):
         _load_each(kind, getattr(session, kind), shared[kind])
-    session.unclaimed = dict(shared["registered"])
-    for name in list(session.registered):
+    session.unclaimed = dict(snapshot.shared["registered"])
+    for name, target in session.registered.items():
         if name in session.unclaimed:
-            session.registered[name].load_state_dict(session.unclaimed.pop(name))
+            target.load_state_dict(placed_like(target.state_dict(), session.unclaimed.pop(name)))
     for est in session.ests:
         tree = snapshot.contexts[est]
         session.turns.contexts[est] = _context(tree["context"], session.device)

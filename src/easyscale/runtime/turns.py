@@ -20,7 +20,7 @@ from easyscale.core.errors import LoopError, UnsupportedError
 from easyscale.numerics.buckets import bucket_limits
 from easyscale.numerics.rng import RngState, seed_all
 from easyscale.runtime.buffers import Buffers
-from easyscale.runtime.context import EstContext
+from easyscale.runtime.context import EstContext, placed_like
 from easyscale.runtime.data.feed import Feed
 from easyscale.runtime.engine import PrepareOptions
 from easyscale.runtime.gates import Rhythm
@@ -52,6 +52,8 @@ class Turns:
         self.synchronised: list[bool] = []  # for each turn of this round: did its backward synchronise?
         self.position = 0
         self._forwards = 0
+        self._shows_est0 = False  # the live buffers are EST 0's in the turn of another EST
+        self._stamp: tuple[int, ...] | None = None  # EST 0's buffers as its turn began
         self._live: int | None = None  # the EST whose random states the generators hold
         self._synchronise = True  # False inside model.no_sync()
         self._carried: list[torch.Tensor | None] | None = None
@@ -79,8 +81,9 @@ class Turns:
     def register(self, name: str, target: Any) -> None:
         """Each EST starts from the object's state now, or goes on from the checkpoint's."""
         self.per_est[name] = target
+        now = target.state_dict()
         for context in self.contexts.values():
-            context.registered.setdefault(name, copy.deepcopy(target.state_dict()))
+            context.registered[name] = placed_like(now, context.registered.get(name, copy.deepcopy(now)))
         target.load_state_dict(copy.deepcopy(self.contexts[self.ests.start].registered[name]))
 
     def unclaimed(self) -> set[str]:
@@ -116,7 +119,7 @@ class Turns:
         """The EST's random states are live: its next batch can be drawn."""
         self.switch(est)
         self.current = self._rhythm.est = est
-        self.position, self._forwards = position, 0
+        self.position, self._forwards, self._shows_est0 = position, 0, False
         self._rhythm.is_last = est == self.ests[-1]
         if position == 0:
             self._carried, self.synchronised = None, []
@@ -137,6 +140,9 @@ class Turns:
         if context.buffers is not None:
             self._buffers.put(context.buffers)
             context.buffers = None
+        elif self.current == 0 and self._options.broadcast_buffers:
+            self._buffers.base_to_live()
+            self._stamp = self._buffers.stamp()
 
     def wants_more(self) -> bool:
         """The EST is in the middle of an accumulation window."""
@@ -150,7 +156,7 @@ class Turns:
         if self.wants_more():
             context.gradients = [p.grad for p in self._reducer.parameters]
             self._put_gradients([None] * len(context.gradients))
-        if self.current == 0:
+        if self.current == 0 or self._shows_est0:  # what the body changed after the reduction is rank 0's too
             self._buffers.keep_as_next()
         if context.buffers is None:
             self._keep_own_buffers(context)
@@ -188,6 +194,7 @@ class Turns:
             assert self.current is not None
             self._keep_own_buffers(self.contexts[self.current])
             self._buffers.next_to_live()
+            self._shows_est0 = True
 
     # ------------------------------------------------------------------ around each forward of the model
 
@@ -250,7 +257,9 @@ class Turns:
             self._carried = [None if g is None else g.detach().clone() for g in grads]
 
     def _synchronise_buffers(self) -> None:
-        if self._forwards == 0:
+        if self._forwards == 0 and self.current == 0:
+            self._take_changes_of_rank0()
+        elif self._forwards == 0:
             self._buffers.base_to_live()
         elif self.current != 0 and self._buffers.changed_outside_batch_norm():
             raise UnsupportedError(
@@ -258,6 +267,19 @@ class Turns:
                 "stock DDP would give it rank 0's buffers in between, which another EST may not have made yet.",
                 "run one forward a local step, or pass broadcast_buffers=False to es.prepare().",
             )
+
+
+    def _take_changes_of_rank0(self) -> None:
+        """What the body wrote into EST 0's buffers before its forward: stock DDP sends it to all ranks then."""
+        if self._stamp is None or self._stamp == self._buffers.stamp():
+            return
+        if len(self.ests) < self._reducer.world:
+            raise UnsupportedError(
+                "The loop body changed a buffer of the model before the forward of EST 0.",
+                "stock DDP would copy it to every rank at once, but ESTs on other workers have begun without it.",
+                "change buffers inside forward(), after backward(), or between the loops.",
+            )
+        self._buffers.keep_as_base()
 
 
 def module_generators(model: torch.nn.Module) -> list[torch.Generator]:

@@ -22,11 +22,13 @@ OUR_ERROR = 2
 
 
 def main(arguments: list[str]) -> int:
-    module = arguments[:1] == ["--module"]
-    target, *rest = arguments[1:] if module else arguments
     spec = WorkerSpec.from_json(os.environ[WORKER_VARIABLE])
+    if spec.observation is not None and spec.observation.treatments:
+        from easyscale.runtime.observe.evidence import apply_treatments
+
+        apply_treatments(spec.observation.treatments)
     try:
-        _run(target, rest, module)
+        run_target(arguments)
         engine = api.current_engine()
         if engine is not None:
             engine.finish()
@@ -39,7 +41,10 @@ def main(arguments: list[str]) -> int:
         return _fail(spec, problem)
 
 
-def _run(target: str, rest: list[str], module: bool) -> None:
+def run_target(arguments: list[str]) -> None:
+    """`[--module] TARGET [ARGS...]`, as python itself would run it."""
+    module = arguments[:1] == ["--module"]
+    target, *rest = arguments[1:] if module else arguments
     if module:
         sys.argv = [target, *rest]
         sys.path.insert(0, os.getcwd())
