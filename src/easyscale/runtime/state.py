@@ -56,14 +56,15 @@ def resume(session: EstSession) -> None:
     refuse_differences(session.record, snapshot.record, here, f"the checkpoint of step {snapshot.step}")
     _load_model(session, snapshot)
     assert session.model is not None
-    shared = codec.to_device(snapshot.shared, session.device)
-    for parameter, gradient in zip(session.reducer.parameters, shared["gradients"], strict=True):
+    shared = snapshot.shared  # on the host: each object knows where its state belongs
+    gradients = codec.to_device(shared["gradients"], session.device)
+    for parameter, gradient in zip(session.reducer.parameters, gradients, strict=True):
         parameter.grad = gradient
     for name, tensor in _transient(session.model).items():
         tensor.copy_(shared["transient"][name])
     for kind in ("optimizers", "schedulers", "scalers"):
         _load_each(kind, getattr(session, kind), shared[kind])
-    session.unclaimed = dict(snapshot.shared["registered"])
+    session.unclaimed = dict(shared["registered"])
     for name, target in session.registered.items():
         if name in session.unclaimed:
             target.load_state_dict(placed_like(target.state_dict(), session.unclaimed.pop(name)))
@@ -220,7 +221,7 @@ def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None
         for name, value in values.items():
             current = optimizer.state[numbered[index]].get(name)
             if isinstance(value, torch.Tensor) and isinstance(current, torch.Tensor) and current.dtype != value.dtype:
-                optimizer.state[numbered[index]][name] = value.clone()
+                optimizer.state[numbered[index]][name] = value.to(current.device, copy=True)
 
 
 def _context(tree: dict[str, Any], device: torch.device) -> EstContext:
