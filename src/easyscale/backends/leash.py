@@ -14,14 +14,19 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
-def main(argv: list[str]) -> None:
-    parent, command = int(argv[1]), argv[2:]
+def follow_parent(parent: int) -> None:
+    """From now on this process ends with its parent."""
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it ended before the request: no signal will ever come
             sys.exit(128 + signal.SIGKILL)
+
+
+def main(argv: list[str]) -> None:
+    follow_parent(int(argv[1]))
+    command = argv[2:]
     try:
         os.execvp(command[0], command)
     except OSError as problem:

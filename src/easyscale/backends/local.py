@@ -16,25 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from easyscale.backends import leash
-from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
+from easyscale.core.spec import WORKER_VARIABLE, Target, WorkerSpec
 
 WORKER_COMMAND = (sys.executable, "-m", "easyscale.runtime.worker")
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a worker runs: a script, or a module as in `python -m`, with its arguments."""
-
-    name: str
-    args: tuple[str, ...] = ()
-    module: bool = False
-
-    def command(self) -> tuple[str, ...]:
-        return (*(("--module",) if self.module else ()), self.name, *self.args)
 
 
 class LocalLauncher:

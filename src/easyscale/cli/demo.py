@@ -16,7 +16,7 @@ import typer
 
 from easyscale.core.errors import UsageError
 from easyscale.core.plan import Plan, Schedule, parse_schedule
-from easyscale.core.spec import Engine, WorkerSpec
+from easyscale.core.spec import Engine, Target, WorkerSpec
 
 if TYPE_CHECKING:
     from easyscale.master.supervisor import Outcome
@@ -54,7 +54,7 @@ def _check_packages() -> None:
 
 
 def _train(title: str, engine: Engine, schedule: Schedule) -> Outcome:
-    from easyscale.backends.local import LocalLauncher, Target
+    from easyscale.backends.local import LocalLauncher
     from easyscale.master.launch import run_job
     from easyscale.master.progress import Screen
     from easyscale.master.supervisor import Job

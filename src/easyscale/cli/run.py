@@ -13,7 +13,7 @@ import typer
 
 from easyscale.core.errors import PlanError, UnsupportedError, UsageError
 from easyscale.core.plan import Plan, Schedule, parse_schedule, parse_split
-from easyscale.core.spec import Engine, Level, WorkerSpec
+from easyscale.core.spec import Engine, Level, Target, WorkerSpec
 
 
 def run(
@@ -66,7 +66,7 @@ def run(
 
     All that follows SCRIPT is passed to it.
     """
-    from easyscale.backends.local import LocalLauncher, Target
+    from easyscale.backends.local import LocalLauncher
     from easyscale.master.launch import Outputs, run_job
     from easyscale.master.progress import Screen
     from easyscale.master.supervisor import Job

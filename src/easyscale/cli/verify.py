@@ -14,7 +14,7 @@ import typer
 from easyscale.cli.run import check_script
 from easyscale.core.errors import UsageError
 from easyscale.core.plan import Plan, parse_schedule, parse_split
-from easyscale.core.spec import WorkerSpec
+from easyscale.core.spec import Target, WorkerSpec
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,6 @@ def verify(
     Exit code 0: the same bits everywhere. 1: a difference, with the first step, EST, module and operator that differ.
     2: the script could not be run. All that follows SCRIPT is passed to it.
     """
-    from easyscale.backends.local import Target
     from easyscale.master.report import check_report_path, write_report
     from easyscale.master.verify.certificate import certificate as make
     from easyscale.master.verify.stage import Stage
@@ -77,10 +76,14 @@ def verify(
     with workspace() as folder:
         target = Target(script, tuple(args or ()), module)
         stage = Stage(target, template, os.environ, folder, quiet=quiet or json_output)
-        if negative_control:
-            rows, controls = negative_controls(stage, ests, steps, say)
-            raise typer.Exit(_show_controls(rows, controls, as_json=json_output))
-        result = verify_twice(stage, steps, say) if twice else verify_plans(stage, ests, steps, trials, say)
+        if twice:
+            result = verify_twice(stage, steps, say)
+        else:
+            with stage.warm():
+                if negative_control:
+                    rows, controls = negative_controls(stage, ests, steps, say)
+                    raise typer.Exit(_show_controls(rows, controls, as_json=json_output))
+                result = verify_plans(stage, ests, steps, trials, say)
     facts = make(
         result, script=script, args=list(args or ()), mode="twice" if twice else "plans", asked=steps,
         ests=1 if twice else ests, now=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

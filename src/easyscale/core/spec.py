@@ -23,6 +23,18 @@ Engine = Literal["est", "ddp"]
 Level = Literal["D0", "D1", "D2"]
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a worker runs: a script, or a module as in `python -m`, with its arguments."""
+
+    name: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+
+    def command(self) -> tuple[str, ...]:
+        return (*(("--module",) if self.module else ()), self.name, *self.args)
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """One worker's place in the job. Defaults are those of a script that runs without the launcher."""

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from easyscale.backends.local import LocalWorker
 from easyscale.core.messages import MAX_LINE
+from easyscale.core.ports import WorkerProcess
 from easyscale.master.output import Lines
 from easyscale.master.state import Exit
 
@@ -55,7 +55,7 @@ class _Pipe:
 
 @dataclass(frozen=True)
 class _Member:
-    process: LocalWorker
+    process: WorkerProcess
     pipes: tuple[_Pipe, ...]
 
 
@@ -72,7 +72,7 @@ class Crew:
     def alive(self) -> Collection[int]:
         return self._members.keys()
 
-    def add(self, number: int, process: LocalWorker) -> None:
+    def add(self, number: int, process: WorkerProcess) -> None:
         pipes = (
             _Pipe(number, "events", process.events),
             _Pipe(number, "stdout", process.stdout),

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from easyscale.backends.local import LocalLauncher
+from easyscale.core.ports import Launcher
 from easyscale.master.metrics import MetricsLog, prepare_metrics_folder
 from easyscale.master.progress import Screen
 from easyscale.master.report import check_report_path, report_of, write_report
@@ -22,7 +22,7 @@ class Outputs:
 
 
 def run_job(
-    job: Job, launcher: LocalLauncher, screen: Screen, outputs: Outputs | None = None, title: str = ""
+    job: Job, launcher: Launcher, screen: Screen, outputs: Outputs | None = None, title: str = ""
 ) -> Outcome:
     """Run the job to its end. What cannot be written is refused before the first worker starts."""
     outputs = outputs or Outputs()

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from easyscale.backends.local import LocalLauncher, Target
 from easyscale.core.messages import decode
 from easyscale.core.plan import Plan, Schedule
-from easyscale.core.spec import WorkerSpec
+from easyscale.core.ports import Launcher
+from easyscale.core.spec import Target, WorkerSpec
 from easyscale.master.crew import Crew, Line
 from easyscale.master.interrupts import Interrupts
 from easyscale.master.progress import Progress, Screen
@@ -79,7 +79,7 @@ class Supervisor:
     def __init__(
         self,
         job: Job,
-        launcher: LocalLauncher,
+        launcher: Launcher,
         screen: Screen,
         listeners: Sequence[StepListener] = (),
         title: str = "",

@@ -1,7 +1,8 @@
 """Digests of tensors, computed where the tensor lives: to compare two runs, not to resist an attacker.
 
-A tensor's bytes are read as whole numbers x[i] and summed as x[i] * w[i] modulo 2**64 with odd weights: one changed bit
-always changes the sum, whole numbers have no rounding, so any device adds them in any order to the same digest.
+A tensor's bytes are read as whole numbers x[i] of at most 32 bits and summed as x[i] * w[i] modulo 2**64. The weights
+are odd, so one changed bit always changes the sum; they look random, so changes of several elements (signs, last bits
+up here and down there) do not cancel. Whole numbers have no rounding: any device adds them in any order to the same.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 _PIECE = 1 << 20  # elements summed at a time: bounds the memory of the products
 _MIXER = 0x9E3779B97F4A7C15 - (1 << 64)  # odd, spreads the index over all bits
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
 
 
 @torch.no_grad()
@@ -33,10 +34,11 @@ def digest(tensor: torch.Tensor) -> torch.Tensor | None:
     wide = _INTEGERS.get(flat.element_size())
     if wide is None or not flat.numel():
         return torch.zeros((), dtype=torch.int64, device=tensor.device) if wide is not None else None
+    if flat.nbytes % 4 == 0:  # short elements are read several at a time, wherever in its storage the tensor begins
+        wide = torch.int32
+        flat = flat.clone() if flat.storage_offset() * flat.element_size() % 4 else flat
     words = flat.view(wide)
-    if flat.element_size() < 8 and words.nbytes % 8 == 0 and words.storage_offset() * flat.element_size() % 8 == 0:
-        words = words.view(torch.int64)
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    total = torch.full((), flat.numel(), dtype=torch.int64, device=tensor.device)
     for number, piece in enumerate(words.split(_PIECE)):
         weights = _weights(tensor.device)[: piece.numel()]
         total = total * _MIXER + (piece.to(torch.int64) * weights).sum() + number
@@ -45,7 +47,11 @@ def digest(tensor: torch.Tensor) -> torch.Tensor | None:
 
 @lru_cache(maxsize=8)
 def _weights(device: torch.device) -> torch.Tensor:
-    return (torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device) * _MIXER) | 1
+    """Not proportional to the index: steps up and down at equal distances would then cancel."""
+    weights = torch.arange(1, _PIECE + 1, dtype=torch.int64, device=device) * _MIXER
+    for _ in range(2):
+        weights = (weights ^ (weights >> 32)) * _MIXER
+    return weights | 1
 
 
 def read(digests: Iterable[torch.Tensor | None]) -> list[str | None]:

@@ -6,15 +6,18 @@ import json
 import shutil
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from easyscale.backends.local import LocalLauncher, Target, plain_environment
+from easyscale.backends.local import LocalLauncher, plain_environment
+from easyscale.backends.nursery import NurseryLauncher
 from easyscale.core.observe import Observation
 from easyscale.core.plan import Plan, Schedule
-from easyscale.core.spec import WorkerSpec
+from easyscale.core.ports import Launcher
+from easyscale.core.spec import Target, WorkerSpec
 from easyscale.master.progress import Progress, Screen
 from easyscale.master.supervisor import Job, Outcome, Supervisor
 from easyscale.master.verify.trials import Trial
@@ -81,6 +84,20 @@ class Stage:
     ) -> None:
         self._target, self._template, self._environment = target, template, dict(environment)
         self.folder, self._quiet, self._count = folder, quiet, 0
+        self._warm: Launcher | None = None
+
+    @contextmanager
+    def warm(self) -> Iterator[None]:
+        """Inside, workers are forked from one process that has imported torch, where the machine can do that."""
+        if not NurseryLauncher.works():
+            yield
+            return
+        launcher = self._warm = NurseryLauncher(self._environment)
+        try:
+            yield
+        finally:
+            self._warm = None
+            launcher.close()
 
     def run(self, trial: Trial, steps: int, extras: Extras | None = None) -> Run:
         """The script under a plan, for so many global steps."""
@@ -91,7 +108,9 @@ class Stage:
             checkpoint_dir=None if checkpoints is None else str(checkpoints), checkpoint_every=extras.checkpoint_every,
             checkpoint_keep=max(3, steps + 1), resume=None if extras.resume is None else str(extras.resume),
         )  # fmt: skip
-        launcher = LocalLauncher({**self._environment, **extras.environment})
+        launcher = self._warm
+        if launcher is None or extras.environment:  # other surroundings need a process that starts in them
+            launcher = LocalLauncher({**self._environment, **extras.environment})
         job = Job(target=self._target, schedule=trial.schedule, template=template)
         run = self._collect(trial.name, job, launcher)
         if extras.checkpoint_every is not None:
@@ -114,7 +133,7 @@ class Stage:
         folder.mkdir(parents=True)
         return folder
 
-    def _collect(self, name: str, job: Job, launcher: LocalLauncher) -> Run:
+    def _collect(self, name: str, job: Job, launcher: Launcher) -> Run:
         screen = QuietScreen(quiet=self._quiet, color=True)
         outcome = Supervisor(job, launcher, screen, title=f"verify · {name}").run()
         return run_of(name, outcome, screen)

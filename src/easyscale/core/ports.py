@@ -1,0 +1,40 @@
+"""What the master needs of a back end, and nothing more."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from easyscale.core.spec import Target, WorkerSpec
+
+
+class WorkerProcess(Protocol):
+    """One worker: its three pipes (file descriptors that do not block), its life, its end."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def events(self) -> int: ...
+    @property
+    def stdout(self) -> int: ...
+    @property
+    def stderr(self) -> int: ...
+    @property
+    def ended(self) -> int | None:
+        """Readable once the process has ended; None: `poll` has to be called in turn."""
+
+    def poll(self) -> int | None:
+        """The exit code (-n: ended by signal n), or None while it runs."""
+
+    def signal(self, number: int) -> None: ...
+    def kill(self) -> None: ...
+    def stop(self, grace: float) -> int:
+        """SIGTERM, then SIGKILL to all that is left after `grace` seconds. Returns the exit code."""
+
+    def close(self) -> None:
+        """Give the pipes back. The worker has ended."""
+
+
+class Launcher(Protocol):
+    """Starts one worker at a time; no worker outlives the process that started it."""
+
+    def start(self, spec: WorkerSpec, target: Target) -> WorkerProcess: ...
