@@ -36,6 +36,7 @@ def page(everything: dict[str, Any]) -> str:
     good = sum(found["good"] for found in models.values())
     lines += ["", f"{good} of {len(models)} models have stock DDP's bits on every plan. `s`: seconds for all runs of a"]
     lines += ["model, several at a time on the one device; no measure of speed.", ""]
+    lines += ["![Loss of the last EST and of the last rank of stock DDP, step by step](img/models-loss.svg)", ""]
     lines += [note for found in models.values() for note in notes(found)]
     return "\n".join(lines)
 

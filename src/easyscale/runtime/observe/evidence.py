@@ -129,7 +129,13 @@ def _replace_datetime(now: Callable[[], float]) -> None:
         def utcnow(cls) -> Any:
             return real.fromtimestamp(now(), datetime.UTC).replace(tzinfo=None)
 
-    datetime.datetime = Moment  # type: ignore[misc]
+    datetime.datetime = _named_like(real, Moment)  # type: ignore[misc]
+
+
+def _named_like(real: type, ours: Any) -> Any:
+    """pickle finds a class by its name, and then asks whether it is the same."""
+    ours.__module__, ours.__name__, ours.__qualname__ = real.__module__, real.__name__, real.__qualname__
+    return ours
 
 
 def _seed_generators(number: Seeder) -> None:
@@ -155,7 +161,7 @@ def _seed_generators(number: Seeder) -> None:
 
     random.seed(number())  # the shared generators too: a script that never seeds them gets a seed here
     np.random.seed(number())
-    random.Random = Random  # type: ignore[misc]
+    random.Random = _named_like(python, Random)  # type: ignore[misc]
     np.random.RandomState = RandomState  # type: ignore[misc]
     np.random.default_rng = lambda seed=None: numpy_new(number() if seed is None else seed)
     random.seed = lambda a=None, version=2: random_seed(number() if a is None else a, version)
@@ -187,7 +193,7 @@ def _write_down() -> None:
                 _note("a generator without a seed", _caller(sys._getframe(1)))
             super().__init__(x)
 
-    random.Random = Random  # type: ignore[misc]
+    random.Random = _named_like(python, Random)  # type: ignore[misc]
 
 
 def _tell(
@@ -210,12 +216,12 @@ def _note(what: str, place: str | None) -> None:
 
 
 def _caller(frame: types.FrameType) -> str | None:
-    return None if _is_library(frame) else shown(frame)
+    return None if is_library(frame) else shown(frame)
 
 
 def _first_outside_libraries(frame: types.FrameType | None) -> str | None:
     """The script's line behind `glob.glob` or `Path.iterdir`, where only the standard library lies in between."""
-    while frame is not None and _is_library(frame):
+    while frame is not None and is_library(frame):
         name = frame.f_code.co_filename
         if "site-packages" in name or not name.startswith(_STANDARD):
             return None
@@ -223,12 +229,14 @@ def _first_outside_libraries(frame: types.FrameType | None) -> str | None:
     return None if frame is None else shown(frame)
 
 
-def _is_library(frame: types.FrameType) -> bool:
+def is_library(frame: types.FrameType) -> bool:
     name = frame.f_code.co_filename
     return name.startswith(_LIBRARY) or f"{os.sep}easyscale{os.sep}runtime{os.sep}" in name
 
 
 def shown(frame: types.FrameType) -> str:
     name = frame.f_code.co_filename
+    if "site-packages" + os.sep in name:
+        return f"{name.rpartition('site-packages' + os.sep)[2]}:{frame.f_lineno}"
     local = os.path.relpath(name) if os.path.isabs(name) else name
     return f"{name if local.startswith('..') else local}:{frame.f_lineno}"

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten
 
 from easyscale.core.observe import Observation
 from easyscale.numerics.digest import digest, plain, read
-from easyscale.runtime.observe.evidence import shown
+from easyscale.runtime.observe.evidence import is_library, shown
 
 Digests = list[tuple[str, torch.Tensor | None]]
 MOST_OPERATORS = 200_000  # of one local step; what is beyond is left out, and said
@@ -93,6 +93,9 @@ class Trace:
         self._tensors = {} if model is None else tensor_names(model)
         self._lines: list[dict[str, Any]] = []
         self._waiting: list[torch.Tensor | None] = []  # digests on their device, read once at the end
+        # Memory that nothing has filled yet: what lies there is chance until it has been written to as a whole. Who
+        # writes a part of it is written down with what it writes, and whoever reads it with what it reads.
+        self._blank: set[int | None] = set()
         self._operators = 0
         self._modules: list[str] = []
         self._made_at: dict[int, tuple[str, str]] = {}  # autograd's sequence number -> module and line of the forward
@@ -120,6 +123,10 @@ class Trace:
         """Run one operator and write it down, unless it is not the script's."""
         node = torch._C._current_autograd_node()
         place = self._place(node)
+        if func._schema.name in _UNINITIALISED:
+            output = func(*args, **kwargs)
+            self._blank.add(_storage(output))
+            return output
         if place is None or self._operators >= MOST_OPERATORS or _says_nothing(func):
             return func(*args, **kwargs)
         self._operators += 1
@@ -127,6 +134,7 @@ class Trace:
         tensors = [value for value in given if is_tensor(value)]
         names = {**self._tensors, **gradient_names(self._model)} if node is None else self._tensors
         lost = {id(value) for value in _overwritten(func, args, kwargs)}
+        partly = {id(t) for t in _written(func, args, kwargs) if id(t) not in lost and _storage(t) in self._blank}
         line: dict[str, Any] = {
             "what": "operator",
             "name": str(func),
@@ -135,8 +143,8 @@ class Trace:
             "backward": node.name() if node is not None else None,
             "values": [_value(v) for v in given if isinstance(v, (bool, int, float, complex, str, torch.dtype))][:40],
             "shapes": [f"{_dtype(t)}{list(t.shape)}" for t in tensors],
-            "tensors": [names.get(t.data_ptr()) if t.numel() else None for t in tensors],
-            "in": [self._keep(None if id(t) in lost else digest(t)) for t in tensors],
+            "tensors": [names.get(_address(t) or 0) for t in tensors],
+            "in": [self._keep(None if id(t) in lost or id(t) in partly else digest(t)) for t in tensors],
         }
         if torch.Tag.nondeterministic_seeded in func.tags:
             line["random"] = _generator_state(given, tensors)
@@ -145,7 +153,8 @@ class Trace:
         if func._schema.is_mutable:
             known = {id(value) for value in results}
             results += [t for t in tensors if id(t) not in known]
-        line["out"] = [self._keep(digest(t)) for t in results]
+        line["out"] = [self._keep(None if id(t) in partly else digest(t)) for t in results]
+        self._blank.difference_update(_storage(t) for t in results if id(t) not in partly and _fills_storage(t))
         self._lines.append(line)
         return output
 
@@ -212,7 +221,9 @@ def gradient_names(model: torch.nn.Module | None) -> dict[int, str]:
 
 
 def _line_of_script(frame: Any) -> str | None:
-    """The innermost line outside of torch; None inside the engine, or where the engine of a backward tidies up."""
+    """The script's line, and the library's where one lies between it and torch. None inside the engine, or where the
+    engine of a backward tidies up."""
+    library = ""
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(_TORCH):
@@ -220,16 +231,18 @@ def _line_of_script(frame: Any) -> str | None:
                 return None
         elif name.startswith(_OURS):
             if name != _GATES:
-                return None
-        elif not name.startswith("<frozen"):
-            return shown(frame)
+                return library or None
+        elif is_library(frame):
+            library = library or ("" if name.startswith("<frozen") else shown(frame))
+        else:
+            return f"{shown(frame)}, in {library}" if library else shown(frame)
         frame = frame.f_back
-    return None
+    return library or None
 
 
 def _says_nothing(func: Any) -> bool:
-    """Views have the bits of their base; new memory has none yet; the profiler's marks have none at all."""
-    if func._schema.name in _UNINITIALISED or func._schema.name.startswith(("profiler::", "prim::")):
+    """Views have the bits of their base; the profiler's marks have none at all."""
+    if func._schema.name.startswith(("profiler::", "prim::")):
         return True
     returns = func._schema.returns
     return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
@@ -242,6 +255,31 @@ def _overwritten(func: Any, args: Any, kwargs: Any) -> list[Any]:
     fills = name.endswith("_") and (random or name in ("zero_", "fill_", "copy_"))
     outputs = [kwargs[a.name] for a in func._schema.arguments if a.is_out and a.name in kwargs]
     return [*args[:1], *outputs] if fills else outputs
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    """Where its elements lie; None for a tensor that has no memory of its own (sparse, a stand-in without data)."""
+    try:
+        return tensor.data_ptr() if tensor.numel() else None
+    except RuntimeError:
+        return None
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage().data_ptr() if _address(tensor) is not None else None
+
+
+def _fills_storage(tensor: torch.Tensor) -> bool:
+    return _address(tensor) is not None and tensor.nbytes >= tensor.untyped_storage().nbytes()
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors that an operator changes."""
+    if not func._schema.is_mutable:
+        return []
+    named = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    changed = [a.name for a in func._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [value for value in tree_flatten([named.get(name) for name in changed])[0] if is_tensor(value)]
 
 
 def _value(value: Any) -> str:
