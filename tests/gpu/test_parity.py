@@ -76,6 +76,19 @@ def tree_agrees() -> bool:
     return len({run_job(with_easyscale(case), plan, device="cuda")["fingerprint"] for plan in plans}) == 1
 
 
+def without_cuda_states() -> bool:
+    """The negative control of CUDA's random states: leave them out, and the bits must differ."""
+    train = with_easyscale(GPU["several buckets"])
+
+    def sabotaged() -> Any:
+        from easyscale.numerics import rng
+
+        rng._is_cuda = lambda device: False
+        return train()
+
+    return bool(run_job(sabotaged, (4,), device="cuda")["fingerprint"] != stock("several buckets")["fingerprint"])
+
+
 if pytest is not None:
 
     @pytest.mark.gpu
@@ -85,11 +98,15 @@ if pytest is not None:
         assert agrees(name, split, staging)
 
     @pytest.mark.gpu
+    def test_without_cudas_random_states_the_bits_differ() -> None:
+        assert without_cuda_states()
+
+    @pytest.mark.gpu
     def test_tree_order_is_the_same_on_every_plan() -> None:
         assert tree_agrees()
 
 
-def table(rows: list[tuple[str, list[bool], float]], tree: bool) -> str:
+def table(rows: list[tuple[str, list[bool], float]], tree: bool, control: bool) -> str:
     heads = ["--engine ddp", *(f"{'+'.join(map(str, s))}, {g}" for s, g in PLANS)]
     lines = [
         "# Parity on one GPU",
@@ -103,7 +120,8 @@ def table(rows: list[tuple[str, list[bool], float]], tree: bool) -> str:
     ]
     for name, cells, _ in rows:
         lines.append(f"| {name} | {' | '.join('same' if c else '**different**' for c in cells)} |")
-    lines += ["", f"Tree order on 4, 3+1 and 1+1+1+1 workers: {'same' if tree else '**different**'}.", ""]
+    lines += ["", f"Tree order on 4, 3+1 and 1+1+1+1 workers: {'same' if tree else '**different**'}."]
+    lines += [f"Without CUDA's random states: {'different, as it must be' if control else '**the same**'}.", ""]
     return "\n".join(lines)
 
 
@@ -127,12 +145,12 @@ def main() -> int:
                 cells.append(False)
         good &= all(cells)
         rows.append((name, cells, time.time() - began))
-    tree = tree_agrees()
-    page = table(rows, tree)
+    tree, control = tree_agrees(), without_cuda_states()
+    page = table(rows, tree, control)
     print(page)
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(page)
-    return 0 if good and tree else 1
+    return 0 if good and tree and control else 1
 
 
 if __name__ == "__main__":
