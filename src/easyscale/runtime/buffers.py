@@ -32,6 +32,7 @@ class Buffers:
         self._base: list[torch.Tensor] = []
         self._next: list[torch.Tensor] = []
         self._next_is_set = False
+        self._parcel: tuple[torch.Tensor, list[torch.Tensor]] | None = None  # to send them in, and where each one lies
 
     def live(self) -> list[torch.Tensor]:
         """Looked up each time: scripts may replace a buffer by another tensor."""
@@ -92,20 +93,23 @@ class Buffers:
             self.put(self._next if self._next_is_set else self._base)
 
     def share_base(self) -> None:
-        """Send EST 0's buffers to all workers (once a global step, as stock DDP does)."""
+        """Send EST 0's buffers to all workers (once a global step, as stock DDP does).
+
+        In one parcel: the host waits for the device once, not once a buffer.
+        """
         base = self.live() if self._only_est0 else self._base
         if self._group.workers == 1 or not any(t.numel() for t in base):
             return
-        flat = torch.cat([t.detach().reshape(-1).view(torch.uint8).cpu() for t in base if t.numel()])
-        self._group.broadcast(flat, 0)
+        if self._parcel is None:
+            self._parcel = _parcel(base)
+        packed, places = self._parcel
         if self._holds_est0:
-            return
-        offset = 0
-        for tensor in base:
-            if tensor.numel():
-                part = flat[offset : offset + tensor.nbytes].clone()  # so that its bytes begin at a whole element
-                tensor.copy_(part.view(tensor.dtype).view(tensor.shape))
-                offset += tensor.nbytes
+            _copy(places, base)
+        host = packed.cpu()
+        self._group.broadcast(host, 0)
+        if not self._holds_est0:
+            packed.copy_(host)
+            _copy(base, places)
 
     def changed_outside_batch_norm(self) -> bool:
         """Whether a buffer differs from base that the next forward may read (waits for the device).
@@ -117,6 +121,20 @@ class Buffers:
             not (isinstance(module, norms) and module.training) and not torch.equal(live, base)
             for (module, _), live, base in zip(self._slots, self.live(), self._base, strict=False)
         )
+
+
+def _parcel(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Memory for all of them, each from a multiple of 16 bytes on, so that any dtype can be seen there."""
+    offsets, total = [], 0
+    for tensor in tensors:
+        offsets.append(total)
+        total += -(-tensor.nbytes // 16) * 16
+    packed = torch.zeros(total, dtype=torch.uint8, device=tensors[0].device)
+    places = [
+        packed[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for offset, tensor in zip(offsets, tensors, strict=True)
+    ]
+    return packed, places
 
 
 @torch.no_grad()

@@ -29,6 +29,7 @@ class Bucket:
     places: tuple[Place, ...]
     elements: int
     dtype: torch.dtype
+    row_major: bool  # all gradients in it lie as their shapes say
 
 
 def lay_out(parameters: Sequence[torch.Tensor], indices: Sequence[int]) -> Bucket:
@@ -38,7 +39,8 @@ def lay_out(parameters: Sequence[torch.Tensor], indices: Sequence[int]) -> Bucke
         p = parameters[index]
         places.append(Place(index, offset, p.numel(), p.shape, p.stride() if _dense(p) else None))
         offset += p.numel()
-    return Bucket(tuple(places), offset, parameters[indices[0]].dtype)
+    row_major = all(parameters[i].is_contiguous() or not _dense(parameters[i]) for i in indices)
+    return Bucket(tuple(places), offset, parameters[indices[0]].dtype, row_major)
 
 
 def _dense(tensor: torch.Tensor) -> bool:

@@ -1,9 +1,9 @@
 """From the gradients of each EST to the reduced gradient that stock DDP would leave in `p.grad`.
 
 Hooks on the parameters follow each backward. After the backward of an EST that is not the worker's last, its gradients
-are scaled by 1/N into rows that wait in `staging`, and `p.grad` becomes None. During the backward of the last EST,
-bucket after bucket is summed over all virtual ranks (`sums`) as soon as its gradients are there; after it, `p.grad`
-holds the result. Buckets follow `numerics.buckets`; what stock DDP leaves alone is left alone.
+are scaled by 1/N into rows that wait in `staging` or `folding`, and `p.grad` becomes None. During the backward of the
+last EST, bucket after bucket is summed over all virtual ranks (`sums`) as soon as its gradients are there; after it,
+`p.grad` holds the result. Buckets follow `numerics.buckets`; what stock DDP leaves alone is left alone.
 """
 
 from __future__ import annotations
@@ -19,12 +19,17 @@ from easyscale.core.errors import LoopError, UnsupportedError, UnusedParameterEr
 from easyscale.core.plan import Plan
 from easyscale.numerics.buckets import BucketMap, bucket_limits, first_buckets, rebuilt_buckets
 from easyscale.numerics.order import tree_nodes
+from easyscale.runtime.folding import Folding
 from easyscale.runtime.group import Group
 from easyscale.runtime.layout import Bucket, lay_out
 from easyscale.runtime.staging import Staging, StagingKind
-from easyscale.runtime.sums import TreeStack, chain_sum, chain_sum_from_host, tree_sum
+from easyscale.runtime.sums import TreeStack, chain_sum, tree_sum
 
 Order = Literal["ddp", "tree"]
+
+# Elements from which a gradient is scaled into its row by a call of its own, in one pass over memory; smaller ones are
+# copied together and then scaled, in few calls. On a CPU a pass costs more and a call less than on a GPU.
+LARGE = {"cpu": 1 << 13, "cuda": 1 << 18}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +71,16 @@ class Reducer:
         self._early = self._remote or device.type == "cuda"
         self.ready: list[int] | None = None  # rank 0's order of gradients, once known
         self._recorded: list[int] = []
+        self._folding: Folding | None = None
         self._use(first_buckets(parameters, bucket_limits(settings.bucket_cap_mb), settings.find_unused_parameters))
         self._est: int | None = None
+        self._follows = False  # this backward's gradients are followed one by one
         self._phase: Literal["idle", "waiting", "backward", "done"] = "idle"
         self._armed = False
         self.on_reduced: Callable[[], None] = lambda: None  # p.grad holds the reduced gradient
         # On the nodes, as DDP's: they run after all hooks of the script's. Kept, because they hold the hooks.
         self._nodes = [torch.autograd.graph.get_gradient_edge(p).node for p in parameters]
-        pairs = enumerate(zip(self._nodes, parameters, strict=True))
-        self._hooks = [node.register_hook(self._hook(i, p)) for i, (node, p) in pairs]
+        self._hooks = [node.register_hook(self._hook(i)) for i, node in enumerate(self._nodes)]
 
     @property
     def gradient_bytes(self) -> int:
@@ -132,18 +138,26 @@ class Reducer:
         self._home = {place.index: b for b, bucket in enumerate(self._buckets) for place in bucket.places}
         self._views: dict[tuple[int, int], list[torch.Tensor]] = {}
         self._staging.reset()
+        if self._folding is not None:
+            self._folding.use([(bucket.elements, bucket.dtype) for bucket in self._buckets])
         self._stacks = [TreeStack(self.world) for _ in self._buckets]
         self._used = torch.zeros(len(self.parameters), dtype=torch.int32)
 
     # ------------------------------------------------------------------ hooks
 
-    def _hook(self, index: int, parameter: torch.Tensor) -> Callable[..., None]:
+    def _hook(self, index: int) -> Callable[..., None]:
         def gradient_is_there(*_: Any) -> None:
-            self._gradient(index, parameter)
+            if self._phase != "backward" or index in self._arrived:
+                self._unusual(index)
+            else:  # all but one call of a backward: short, since it runs for each parameter of each local step
+                self._arrived.add(index)
+                if self._follows:
+                    self._follow(index)
 
         return gradient_is_there
 
-    def _gradient(self, index: int, parameter: torch.Tensor) -> None:
+    def _unusual(self, index: int) -> None:
+        """The first gradient of a backward, one that only accumulates, or one that should not be."""
         if self._est is None:
             raise LoopError(
                 "backward() was called outside the loop over the prepared loader.",
@@ -171,13 +185,15 @@ class Reducer:
                 "re-entrant activation checkpointing of a shared module does that; stock DDP refuses it too.",
                 "use torch.utils.checkpoint with use_reentrant=False.",
             )
-        if parameter.grad is not None and parameter.grad.layout != torch.strided:
-            raise UnsupportedError(
-                f"{self._names[index]} has a sparse gradient.",
-                "sparse gradients have no fixed layout, so their sum has no fixed order.",
-                "build the embedding with sparse=False.",
-            )
+        early = self._early and self.world > 1 and self.is_last
+        records = self.ready is None and self._est == 0
+        self._follows = early or records
         self._arrived.add(index)
+        if self._follows:
+            self._follow(index)
+
+    def _follow(self, index: int) -> None:
+        """A gradient is there, and it matters when."""
         if self.ready is None and self._est == 0:
             self._recorded.append(index)
         if self._early and self.world > 1 and self.is_last:
@@ -185,18 +201,31 @@ class Reducer:
             while self._next < len(self._buckets) and self._waiting[self._next] == 0:
                 self._launch(self._next)
 
+    def _gradient(self, index: int) -> torch.Tensor | None:
+        grad = self.parameters[index].grad
+        if grad is not None and grad.layout is not torch.strided:
+            raise UnsupportedError(
+                f"{self._names[index]} has a sparse gradient.",
+                "sparse gradients have no fixed layout, so their sum has no fixed order.",
+                "build the embedding with sparse=False.",
+            )
+        return grad
+
     def _backward_ended(self) -> None:
         if len(self._arrived) < len(self.parameters) and not self._settings.find_unused_parameters:
             self._refuse_unused()
         self._armed = False
         if self.world > 1:
             self._set_aside_or_reduce()
+        else:
+            for index in self._arrived:
+                self._gradient(index)
         self._phase = "done"
 
     def _set_aside_or_reduce(self) -> None:
-        for index in self._arrived:
-            self._used[index] = 1
-        self._staging.choose(self.gradient_bytes)
+        if self._settings.find_unused_parameters:
+            self._used[list(self._arrived)] = 1
+        self._choose_staging()
         if self.is_last:
             self._reduce()
             self.on_reduced()
@@ -223,29 +252,40 @@ class Reducer:
 
     # ------------------------------------------------------------------ setting aside
 
+    def _choose_staging(self) -> None:
+        self._staging.choose(self.gradient_bytes)
+        alone = not self._remote and self._settings.order == "ddp"
+        if self._folding is None and alone and self._staging.on_host:
+            self._folding = Folding(self._device, self.world)
+            self._folding.use([(bucket.elements, bucket.dtype) for bucket in self._buckets])
+
     def _set_aside(self) -> None:
-        for b in range(len(self._buckets)):
-            self._fill(b)
-        for parameter in self.parameters:
-            parameter.grad = None
+        flats = []
+        for b, bucket in enumerate(self._buckets):
+            flats.append(self._fill(b))
+            for place in bucket.places:
+                self.parameters[place.index].grad = None
+        if self._folding is not None:
+            assert self._est is not None
+            self._folding.put(self._est, flats)
 
     @torch.no_grad()
-    def _fill(self, b: int) -> None:
+    def _fill(self, b: int) -> torch.Tensor:
         """Scale this EST's gradients of one bucket by 1/N into its row (stock DDP multiplies, then sums)."""
         assert self._est is not None
         bucket, slot = self._buckets[b], self._est - self.ests.start
-        if self._settings.order == "tree":
-            flat = torch.empty(bucket.elements, dtype=bucket.dtype, device=self._device)
-            views = [place.view(flat) for place in bucket.places]
+        grads = [self._gradient(place.index) for place in bucket.places]
+        factor = 1.0 / self.world
+        if self._settings.order == "tree" or self._folding is not None:
+            flat = _scaled(bucket, grads, factor, self._device)
         else:
             flat = self._staging.open(b, slot, bucket.elements, bucket.dtype)
-            views = self._row_views(b, slot, flat)
-        grads = [self.parameters[place.index].grad for place in bucket.places]
-        _scale_into(views, grads, flat, 1.0 / self.world)
+            _scale_into(self._row_views(b, slot, flat), grads, flat, factor)
         if self._settings.order == "tree":
             self._stacks[b].push(self._est, flat)
-        elif not self._direct:
+        elif not self._direct and self._folding is None:
             self._staging.close(b, slot, flat)
+        return flat
 
     def _row_views(self, b: int, slot: int, flat: torch.Tensor) -> list[torch.Tensor]:
         if self._staging.on_host:  # a new device buffer each time
@@ -260,10 +300,12 @@ class Reducer:
         """The last EST's gradients of bucket b are there: start its sum. Same order on all workers."""
         assert b == self._next
         self._next += 1
-        self._staging.choose(self.gradient_bytes)
-        self._fill(b)
-        if self._direct:
-            flat = self._staging.rows(b)[0]
+        self._choose_staging()
+        flat = self._fill(b)
+        if self._folding is not None:
+            total = self._folding.finish(b, flat)
+            self._results[b] = lambda: total
+        elif self._direct:
             wait = self._group.all_reduce(flat)
             self._results[b] = lambda: (wait(), flat)[1]
         elif self._thread is not None:
@@ -299,19 +341,16 @@ class Reducer:
     def _sum_alone(self, b: int) -> torch.Tensor:
         if self._settings.order == "tree":
             return tree_sum(self._stacks[b].take(), self._covers, self._group)
-        rows = self._staging.rows(b)
-        if self._staging.on_host:
-            return chain_sum_from_host(rows, self._device)
-        return chain_sum(rows, self._split, self._group)
+        return chain_sum(self._staging.rows(b), self._split, self._group)
 
     @torch.no_grad()
     def _reduce(self) -> None:
         while self._next < len(self._buckets):
             self._launch(self._next)
         unused = self._unused_everywhere()
+        (self._folding or self._staging).join()
         for b, bucket in enumerate(self._buckets):
             total = self._results.pop(b)()
-            self._staging.join()
             if total.device != self._device:
                 total = total.to(self._device, non_blocking=True)
             elif self._staging.stream is not None:
@@ -346,19 +385,42 @@ class Reducer:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
 
+def _scaled(bucket: Bucket, grads: list[torch.Tensor | None], factor: float, device: torch.device) -> torch.Tensor:
+    """The gradients of a bucket, scaled, in new memory."""
+    present = [grad for grad in grads if grad is not None]
+    small = bucket.elements < LARGE["cuda"] * len(grads)
+    if bucket.row_major and len(present) == len(grads) and small and device.type == "cuda":
+        joined: torch.Tensor = torch._C._nn.flatten_dense_tensors([grad.detach() for grad in present])  # one call
+        return joined.mul_(factor)
+    flat = torch.empty(bucket.elements, dtype=bucket.dtype, device=device)
+    _scale_into([place.view(flat) for place in bucket.places], grads, flat, factor)
+    return flat
+
+
 def _scale_into(
     views: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], flat: torch.Tensor, factor: float
 ) -> None:
-    if flat.device.type == "cpu":  # one pass over memory
-        for view, grad in zip(views, grads, strict=True):
-            if grad is None:
-                view.zero_()
+    """Each view of `flat` becomes its gradient times the factor, or zero where there is none.
+
+    By `mul` with a number, as in stock DDP: `_foreach_mul_` rounds the number to half precision first.
+    """
+    large = LARGE[flat.device.type]
+    copies, sources = [], []
+    runs: list[list[int]] = []  # where copies lie one after the other: one product each
+    for view, grad in zip(views, grads, strict=True):
+        if grad is None:
+            view.zero_()
+        elif view.numel() >= large:
+            torch.mul(grad.detach(), factor, out=view)
+        else:
+            copies.append(view)
+            sources.append(grad.detach())
+            begin = int(view.storage_offset()) - int(flat.storage_offset())
+            if runs and runs[-1][1] == begin:
+                runs[-1][1] += view.numel()
             else:
-                torch.mul(grad.detach(), factor, out=view)
-        return
-    present = [(v, g.detach()) for v, g in zip(views, grads, strict=True) if g is not None]
-    if len(present) < len(views):
-        flat.zero_()
-    if present:  # few launches
-        torch._foreach_copy_([v for v, _ in present], [g for _, g in present])
-    flat.mul_(factor)
+                runs.append([begin, begin + view.numel()])
+    if copies:
+        torch._foreach_copy_(copies, sources)
+    for begin, end in runs:
+        flat[begin:end].mul_(factor)

@@ -2,7 +2,7 @@
 
 One row per EST and bucket. On a CPU, rows are plain memory. On a GPU they stay on the device while it has room, or go
 to pinned host memory: the copy runs on a side stream while the next EST computes, and the device then holds one bucket
-at a time, whatever the number of ESTs.
+at a time, whatever the number of ESTs. Rows on the host of a worker that holds all ESTs are those of `folding` instead.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
@@ -82,7 +83,8 @@ def path_of(folder: Path, step: int, est: int) -> Path:
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
+    """One with bits: the stand-ins with which a compiler walks through a program have none."""
+    return isinstance(value, torch.Tensor) and not is_fake(value)
 
 
 class Trace:
@@ -125,7 +127,8 @@ class Trace:
         place = self._place(node)
         if func._schema.name in _UNINITIALISED:
             output = func(*args, **kwargs)
-            self._blank.add(_storage(output))
+            if is_tensor(output):
+                self._blank.add(_storage(output))
             return output
         if place is None or self._operators >= MOST_OPERATORS or _says_nothing(func):
             return func(*args, **kwargs)
@@ -196,7 +199,8 @@ class Trace:
         if line is None:
             return None
         module = self._modules[-1] if self._modules else ""
-        self._made_at[torch.autograd._get_sequence_nr() - 1] = (module, line)  # type: ignore[attr-defined]
+        # The newest node of the graph is this operator's, or of one before it, which was here first.
+        self._made_at.setdefault(torch.autograd._get_sequence_nr() - 1, (module, line))  # type: ignore[attr-defined]
         return module, line
 
 
@@ -258,7 +262,7 @@ def _overwritten(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _address(tensor: torch.Tensor) -> int | None:
-    """Where its elements lie; None for a tensor that has no memory of its own (sparse, a stand-in without data)."""
+    """Where its elements lie; None for a tensor that has no memory of its own, such as a sparse one."""
     try:
         return tensor.data_ptr() if tensor.numel() else None
     except RuntimeError:
