@@ -170,6 +170,9 @@ def _join(outcomes: list[Result], ests: int) -> Result:
             elif message["kind"] == "done" and message["fingerprint"]:
                 result["fingerprint"], result["steps"] = message["fingerprint"], message["steps"]
     result["losses"], result["step_fingerprints"] = losses, fingerprints
+    result["witnesses"] = {
+        (m["step"], m["est"]): m["digests"] for o in outcomes for m in o["messages"] if m["kind"] == "witness"
+    }
     result["bytes_sent"] = [m["bytes_sent"] for o in outcomes for m in o["messages"] if m["kind"] == "done"]
     result["events"] = [m for o in outcomes for m in o["messages"] if m["kind"] == "event"]
     return result

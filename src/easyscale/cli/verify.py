@@ -70,7 +70,7 @@ def verify(
         check_report_path(certificate)
     if not module:
         check_script(script)
-    trials = _trials(plan, ests, steps)
+    _trials(plan, ests, steps)  # refused now, not after the first run
     template = WorkerSpec(ests=ests, device=device, threads=threads, timeout=timeout, job="verify")
     say = _Announcer(quiet=quiet or json_output)
     with workspace() as folder:
@@ -83,7 +83,7 @@ def verify(
                 if negative_control:
                     rows, controls = negative_controls(stage, ests, steps, say)
                     raise typer.Exit(_show_controls(rows, controls, as_json=json_output))
-                result = verify_plans(stage, ests, steps, trials, say)
+                result = verify_plans(stage, ests, steps, lambda most: _trials(plan, ests, most), say)
     facts = make(
         result, script=script, args=list(args or ()), mode="twice" if twice else "plans", asked=steps,
         ests=1 if twice else ests, now=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -144,12 +144,14 @@ class _Announcer:
 
 def _show(result: Verification, facts: dict[str, Any], *, twice: bool) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(highlight=False)
     judge = result.rows[0].run
     unit = "optimizer steps" if twice else f"global steps of {facts['ests']} ESTs"
-    table = Table(title=f"{facts['script']['name']}: {judge.steps} {unit}", title_justify="left")
+    table = Table(title=Text(f"{facts['script']['name']}: {judge.steps} {unit}"), title_justify="left")
     for heading in ("run", "s", "sha256", "same bits"):
         table.add_column(heading, justify="right" if heading == "s" else "left", overflow="fold")
     for row in result.rows:
@@ -158,14 +160,12 @@ def _show(result: Verification, facts: dict[str, Any], *, twice: bool) -> None:
     for row in result.rows:
         if row.verdict == "failed":
             _show_failure(console, row)
-    if judge.error is None and judge.steps == 0 and not twice:
-        console.print("The script trained no global step with es.prepare()d objects: there is nothing to compare.")
     if result.diagnosis is not None:
         _show_diagnosis(console, result.diagnosis, result.diagnosed, twice=twice)
     for cause in result.depends_on:
-        where = f" ({', '.join(cause.places)})" if cause.places else ""
+        where = escape(f" ({', '.join(cause.places)})") if cause.places else ""
         console.print(f"[yellow]depends on:[/] {cause.name}{where}. Here it is fixed; elsewhere the bits would differ.")
-        console.print(f"  now: {cause.advice}", soft_wrap=True)
+        console.print(f"  now: {cause.advice}", markup=False, soft_wrap=True)
     if result.verdict == "same":
         machine = _machine(facts["machine"])
         console.print(f"[green]Same bits[/] in all {len(result.rows)} runs on {machine}.", soft_wrap=True)
@@ -195,6 +195,8 @@ def _show_failure(console: Console, row: Row) -> None:
 
 
 def _show_diagnosis(console: Console, diagnosis: Diagnosis, name: str, *, twice: bool) -> None:
+    from rich.markup import escape
+
     finding = diagnosis.finding
     console.print(f"\n[bold]Where it begins[/] ({name})")
     if finding is None:
@@ -209,7 +211,7 @@ def _show_diagnosis(console: Console, diagnosis: Diagnosis, name: str, *, twice:
     for cause in diagnosis.causes:
         certain = "Cause" if cause.shown else "Likely cause"
         where = f" at {', '.join(cause.places)}" if cause.places else ""
-        console.print(f"[bold]{certain}:[/] {cause.name}{where}", soft_wrap=True)
+        console.print(f"[bold]{certain}:[/] {escape(cause.name + where)}", soft_wrap=True)
         console.print(f"  now: {cause.advice}", markup=False, soft_wrap=True)
     if not diagnosis.causes:
         console.print("No cause that is known here explains it.")

@@ -29,6 +29,8 @@ ADVICE = {
     "time.time(); use the global step.",
     "hash order": "iterate sets and dicts keyed by hash in a fixed order: sorted(names).",
     "folder order": "sort what a folder gives: sorted(os.listdir(path)), sorted(Path(path).glob('*')).",
+    "surroundings": "a run in other surroundings differed, and no single change of them explains it: run verify again; "
+    "where it comes and goes, look for threads of your own, files that others write, and the network.",
     "threads": "fix the number of threads (--threads 1, torch.set_num_threads(n)): it decides how sums are cut.",
     "settings": "leave torch's numerical settings alone after es.init(), or change them at one place in every run.",
     "operator": "the operator has no fixed order of its sums here: replace it, or run it under "

@@ -110,7 +110,7 @@ def what_it_depends_on(
         other = runner(reference.steps, _together([experiment]))
         if other.error is not None or first_difference(reference, other, plain=plain) is not None:
             causes.append(shown_cause(experiment.key, experiment.name, evidence.get(experiment.evidence or "", [])))
-    return causes
+    return causes or [shown_cause("surroundings", "its surroundings, or on chance", [])]
 
 
 def why_a_plan_differs(

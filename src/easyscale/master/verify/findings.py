@@ -8,12 +8,13 @@ output, came from outside.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 Line = dict[str, Any]
+_SEARCHED = 400  # lines, for the place where two traces that part meet again
 # batch, buffers: what the step began with. random: the state that an operator drew from. value: a Python number.
 # input: a tensor from outside. operator: the same inputs, another output. order: another operator.
 # reduction: the sum of the gradients. update: what the optimizer made of it.
@@ -84,16 +85,26 @@ def compare(left: Sequence[Line], right: Sequence[Line], step: int, est: int) ->
     """Two traces of one EST. Where only one of them clips and updates, what follows the backward is its own affair."""
     if _updates(left) != _updates(right):
         left, right = _without_update(left), _without_update(right)
-    pairs, odd = _in_step(left, right)
     end, before = _end_of_backward(left), 0
-    for index, (a, b) in enumerate(pairs):
+    odd: Finding | None = None  # operators of one side alone
+    joined = False  # after them, the operators are the same again
+    for index, (a, b) in _pairs(left, right):
+        if a is None or b is None or _key(a) != _key(b):
+            odd = odd or replace(_other_order((a, b), step, est, before), phase=0 if index < end else 2)
+            joined = False
+            continue
         finding = _differing(a, b, step, est, before)
         if finding is not None:
-            return finding if index < end or finding.phase else replace(finding, phase=2)
+            if index >= end and not finding.phase:
+                finding = replace(finding, phase=2)
+            if finding.phase == 2 and finding.kind == "input" and not _left_other_parameters(left, right):
+                return None  # an average, a score: a worker makes them once, from what EST 0 has
+            return odd if odd is not None and finding.kind in ("input", "value", "random") else finding
+        joined = joined or a["what"] == "operator"
         before += a["what"] == "operator"
-    if odd is None:
-        return None
-    return replace(_other_order(odd, step, est, before), phase=0 if len(pairs) < end else 2)
+    # What one process made for all of its ESTs, the other one makes for each: harmless where all that follows is equal.
+    harmless = _completes(left) and (joined or not _left_other_parameters(left, right))
+    return None if harmless else odd
 
 
 def _load(path: Path) -> list[Line]:
@@ -124,15 +135,43 @@ def _without_update(lines: Sequence[Line]) -> list[Line]:
 Odd = tuple[Line | None, Line | None]
 
 
-def _in_step(left: Sequence[Line], right: Sequence[Line]) -> tuple[list[tuple[Line, Line]], Odd | None]:
-    """Pairs up to the first line that has no counterpart."""
-    pairs: list[tuple[Line, Line]] = []
-    for i in range(max(len(left), len(right))):
-        a, b = (lines[i] if i < len(lines) else None for lines in (left, right))
-        if a is None or b is None or _key(a) != _key(b):
-            return pairs, (a, b)
-        pairs.append((a, b))
-    return pairs, None
+def _pairs(left: Sequence[Line], right: Sequence[Line]) -> Iterator[tuple[int, Odd]]:
+    """Lines that belong together, with the place in `left`; one pair that does not fit where the traces part.
+
+    After that they go on where the lines fit again: what one process made and kept for the next EST, the other makes
+    twice.
+    """
+    i = j = 0
+    while i < len(left) or j < len(right):
+        odd = (left[i] if i < len(left) else None, right[j] if j < len(right) else None)
+        yield i, odd
+        if odd[0] is not None and odd[1] is not None and _key(odd[0]) == _key(odd[1]):
+            i, j = i + 1, j + 1
+            continue
+        ours, theirs = left[i : i + _SEARCHED], right[j : j + _SEARCHED]
+        meet = _meeting([_key(line) for line in ours], [_key(line) for line in theirs])
+        if meet is None:
+            return
+        i, j = i + meet[0], j + meet[1]
+
+
+def _meeting(left: list[tuple[Any, ...]], right: list[tuple[Any, ...]]) -> tuple[int, int] | None:
+    """How many lines to leave out on each side, as few as can be, until two in a row fit."""
+    for total in range(1, len(left) + len(right)):
+        for skipped in range(min(total, len(left) - 1) + 1):
+            ours, theirs = left[skipped : skipped + 2], right[total - skipped : total - skipped + 2]
+            if theirs and ours == theirs:
+                return skipped, total - skipped
+    return None
+
+
+def _completes(lines: Sequence[Line]) -> bool:
+    return any(line["what"] == "after" for line in lines)
+
+
+def _left_other_parameters(left: Sequence[Line], right: Sequence[Line]) -> bool:
+    ours, theirs = ([line["digests"] for line in lines if line["what"] == "after"] for lines in (left, right))
+    return ours != theirs
 
 
 def _differing(a: Line, b: Line, step: int, est: int, before: int) -> Finding | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -21,7 +21,7 @@ from easyscale.master.verify.diagnosis import (
 )
 from easyscale.master.verify.findings import Finding, first_finding
 from easyscale.master.verify.stage import Announce, Extras, Run, Stage
-from easyscale.master.verify.trials import Trial, checkpoint_every, plan_trial, resume_trial, stock
+from easyscale.master.verify.trials import Trial, checkpoint_every, plan_trial, resume_trial, stock, widest
 
 Verdict = Literal["reference", "same", "different", "failed"]
 
@@ -73,26 +73,48 @@ class Control:
         return self.difference.seen.get(key) == [self.plant.est]
 
 
-def verify(stage: Stage, ests: int, steps: int, trials: Sequence[Trial], announce: Announce) -> Verification:
-    """Stock DDP first, then each trial against it. Stops at a run that fails: it has nothing to compare."""
+def verify(
+    stage: Stage, ests: int, steps: int, trials_for: Callable[[int], Sequence[Trial]], announce: Announce
+) -> Verification:
+    """Stock DDP first, then each trial against it. Stops at a run that fails: it has nothing to compare.
+
+    `trials_for` is asked with the steps that the script has, at most `steps`: changes of plan must lie inside.
+    """
     result = Verification()
-    judge = stage.run(stock(ests), steps)
+    judge = _with_steps(stage.run(stock(ests), steps))
     result.rows.append(_row(stock(ests), judge, None))
-    if judge.error is not None or judge.steps == 0:
+    if judge.error is not None:
         return result
+    trials = trials_for(judge.steps)
     if not _agrees_with_itself(stage, judge, ests, result, announce):
         return result
     checkpoints = _run_trials(stage, judge, trials, result, announce)
     different = next((row for row in result.rows if row.verdict == "different"), None)
     if different is not None and different.difference is not None:
         trial = next(trial for trial in trials if trial.name == different.name)
-        agreeing = [row.name for row in result.rows if row.verdict == "same" and row.kind == "plan"]
         result.diagnosed = different.name
         result.diagnosis = why_a_plan_differs(
             stage, trial, different.difference, ests, announce,
-            widest_agrees=plan_trial((1,) * ests).name in agreeing and ests > 1, checkpoints=checkpoints,
+            widest_agrees=_widest_agrees(stage, judge, ests, result, announce), checkpoints=checkpoints,
         )  # fmt: skip
     return result
+
+
+def _widest_agrees(stage: Stage, judge: Run, ests: int, result: Verification, announce: Announce) -> bool:
+    """Whether EasyScale agrees with stock DDP where no two ESTs share a process. Run now if it was not asked for."""
+    trial = widest(ests)
+    known = next((row.verdict for row in result.rows if row.name == trial.name), None)
+    if known is None:
+        announce(trial.name)
+        known = _row(trial, stage.run(trial, judge.steps), judge).verdict
+    return known == "same"
+
+
+def _with_steps(judge: Run) -> Run:
+    """A judge that trained nothing would agree with everything."""
+    if judge.error is None and judge.steps == 0:
+        judge.error = "The script trained no global step with es.prepare()d objects: there is nothing to compare."
+    return judge
 
 
 def _agrees_with_itself(stage: Stage, judge: Run, ests: int, result: Verification, announce: Announce) -> bool:
@@ -197,8 +219,8 @@ def _without_steps(stage: Stage, result: Verification, announce: Announce) -> Ve
 
 def negative_controls(stage: Stage, ests: int, steps: int, announce: Announce) -> tuple[list[Row], list[Control]]:
     """Plant three differences, one at a time, in a plan that agrees with stock DDP."""
-    step, est = min(1, steps - 1), ests - 1
-    judge = stage.run(stock(ests), step + 1)
+    judge = _with_steps(stage.run(stock(ests), min(2, steps)))
+    step, est = judge.steps - 1, ests - 1
     rows = [_row(stock(ests), judge, None)]
     trial = plan_trial(Plan.even(ests, min(2, ests)).split)
     kinds: tuple[PlantKind, ...] = ("operator", "random", "batch")
