@@ -1,4 +1,7 @@
-"""Each training feature once: same fingerprint, losses, rates and averages as a hand-written DDP script."""
+"""Each training feature once: same fingerprint, losses, rates and averages as a hand-written DDP script.
+
+Features that the matrix (tests/parity) combines on all plans run here under `--engine ddp` alone.
+"""
 
 from __future__ import annotations
 
@@ -119,6 +122,15 @@ FEATURES: dict[str, Case] = {
     "no shuffling, last batch dropped": replace(MLP, loader={"shuffle": False, "drop_last": True}),
 }
 PLANS = [(3,), (2, 1), (1, 2), (1, 1, 1)]
+ON_ALL_PLANS = [
+    "parameter groups", "fp16", "fp64", "zero_grad first", "gradients kept as zeros", "zeroed first and kept",
+    "unused parameters", "buffers that training reads", "frozen parameters", "channels last", "large model",
+]  # fmt: skip
+
+
+def runs() -> list[Any]:
+    chosen = [(feature, "ddp") for feature in FEATURES] + [(f, split) for f in ON_ALL_PLANS for split in PLANS]
+    return [pytest.param(f, s, id=f"{f}-{s if s == 'ddp' else '+'.join(map(str, s))}") for f, s in chosen]
 
 
 @cache
@@ -127,8 +139,7 @@ def stock(feature: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("split", [*PLANS, "ddp"], ids=lambda s: s if isinstance(s, str) else "+".join(map(str, s)))
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize(("feature", "split"), runs())
 def test_a_feature_gives_stock_ddps_bits(feature: str, split: Any) -> None:
     case, expected = FEATURES[feature], stock(feature)
     result = run_reference(with_easyscale(case), 3) if split == "ddp" else run_job(with_easyscale(case), split)

@@ -118,6 +118,7 @@ class PreparedLoader:
                 raise _different_lengths(session.ests[0], est)
         session.agreement.announce(more=False, trained=session.trained)
         session.agreement.hear()
+        session.data_ended()
 
     def draw_for_the_rest(self, position: int) -> None:
         """The script broke out before the first backward of a round: every rank of stock DDP has drawn this batch."""

@@ -216,6 +216,11 @@ class EstSession(Engine):
             self._share_step()
             self._act(wishes)
 
+    def data_ended(self) -> None:
+        """The loaders of all workers are exhausted. What follows the loop sees EST 0's buffers on every worker."""
+        if not self.trained:  # its last round was no global step, which would have shared them
+            self.buffers.share_base()
+
     def _close_round(self) -> bool:
         """This worker's part of ending a round. Returns whether it was a global step."""
         self.buffers.next_becomes_base()
@@ -302,6 +307,9 @@ class EstSession(Engine):
         wishes = self.agreement.hear()
         if unsettled == "step":
             self._share_step()
+        else:
+            self.buffers.share_base()
+        self.buffers.base_to_live()
         # Between loops the place in the epoch is not known: what is wished waits for the end of the epoch's body.
         if wishes.checkpoint or (unsettled == "step" and self._checkpoint_is_due()):
             self.agreement.wish_checkpoint()
