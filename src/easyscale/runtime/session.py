@@ -205,8 +205,7 @@ class EstSession(Engine):
             return
         loader.taken = {}
         for est in self.ests:
-            self.turns.switch(est)
-            loader.feed.open(est, self.epoch if self.in_epochs else loader.opened)
+            self.turns.open_feed(est, loader.feed, self.epoch if self.in_epochs else loader.opened)
         loader.opened += 1
 
     def round_ends(self) -> None:

@@ -90,6 +90,13 @@ class Turns:
         """Names of states in the contexts whose objects the script did not register."""
         return set(self.contexts[self.ests.start].registered) - set(self.per_est)
 
+    def open_feed(self, est: int, feed: Feed, epoch: int) -> None:
+        """Start an EST's epoch in a loader. Its data set may draw, and may ask for its rank."""
+        self.switch(est)
+        self.current = est
+        feed.open(est, epoch)
+        self.current = None
+
     def restore_feed(self, est: int, feed: Feed, cursor: dict[str, Any]) -> None:
         """Take up an EST's place in a loader. A data set that is replayed may ask for its rank, and may draw."""
         self.switch(est)

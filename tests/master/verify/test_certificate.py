@@ -108,6 +108,8 @@ def test_what_was_not_checked_is_said() -> None:
     assert "The script ended after 2 steps." in sentences(asked=8)
     assert "The end of an epoch" in sentences()
     assert "The end of an epoch" not in sentences(epochs=2)
+    assert "Raise --steps" in sentences()
+    assert "Raise --steps" not in sentences(asked=8), "the script has no more"
     assert "Losses" not in sentences()
     assert "Losses" in sentences(losses={0: [None, None]})
     assert "Uneven splits: 2 ESTs have none." in sentences(ests=2)

@@ -50,14 +50,15 @@ def not_checked(result: Verification, *, mode: str, asked: int | None, ests: int
     judge = result.rows[0].run
     known = [loss for losses in judge.losses.values() for loss in losses if loss is not None]
     limits = []
+    ended = asked is None or judge.steps < asked
     if judge.error is None:
-        ended = asked is None or judge.steps < asked
         limits.append(
             f"The script ended after {judge.steps} steps." if ended else f"What happens after step {judge.steps}."
         )
     if mode == "plans":
         if judge.epochs < 2:
-            limits.append("The end of an epoch: all steps lie in the first one. Raise --steps to pass it.")
+            more = "" if ended else " Raise --steps to pass it."
+            limits.append(f"The end of an epoch: all steps lie in the first one.{more}")
         if not known:
             limits.append("Losses: the script logs none with es.log(); data, random states and weights were compared.")
         if ests < 3:
