@@ -44,8 +44,8 @@ rows on the host, and the bare loop over the same mini-batches. Dashed lines are
 of the CUDA runtime: it is ahead of the GPU all the time, so contexts switch without waiting."""
 
 PACKING = """k ESTs in one worker, against k processes of stock DDP over Gloo on the same device: the same mini-batches,
-reduction and settings. Device memory is what the device says is used, contexts included; on a CPU it is the sum of the
-processes' own memory (PSS). Bar: more throughput, 1/k of the memory."""
+reduction and settings. Device memory is what the device says is used, contexts included. On a CPU all share one core,
+and memory is the sum of the processes' own (PSS). Bar: more throughput, 1/k of the memory."""
 
 AGAINST_STOCK = """N workers with one EST each, against stock DDP with N processes over Gloo, all on the one device.
 Bar: 0.97 of its throughput. With one EST a worker the sum is Gloo's own all-reduce, as in stock DDP."""

@@ -1,4 +1,4 @@
-"""A data set that cuts itself by `es.rank()` in `__iter__`, without being a generator: asked when the loader is opened."""
+"""A data set that cuts itself by `es.rank()` in `__iter__`, without being a generator: asked when a loop opens it."""
 
 from __future__ import annotations
 
