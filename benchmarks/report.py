@@ -26,18 +26,20 @@ other jobs used at the same time: read the ratios of processor time, and their s
 
 STEP_COST = """One worker runs k ESTs; the bare loop runs forward and backward of the same k mini-batches and one
 optimizer step, without ESTs and sums. Bar: 0.98 of its throughput; with rows on the host, device memory at most 1.02
-times that of k = 1. `before` is the same measurement with the code before it was profiled
-([0008](design/0008-folding.md)); `host` is the host's time to launch one mini-batch, bare and with ESTs."""
+times that of k = 1. `before` is the code before it was profiled ([0008](design/0008-folding.md))."""
 
-STEP_COST_GPU = """What remains with rows on the host: the second half of each chain can only be added after the last
-EST, so (N-1)(N/2+1)/N times the gradients cross the link from the start of its backward on. At k = 16 that takes longer
-than the backward of the encoder, and the rest is waited for. And while copies run, the GPU fetches its own commands
-over the same link: the compute stream then pauses some microseconds before each kernel (the trace below). Rows on the
-device, which `staging="auto"` takes while there is room, have neither."""
+STEP_COST_GPU = """`before` was measured in an earlier session, with weights of its own for the bare loop. `host` is
+the host's time to launch one mini-batch, bare and with ESTs. What remains with rows on the host: the second half of
+each chain can only be added after the last EST, so (N-1)(N/2+1)/N times the gradients cross the link from the start
+of its backward on. At k = 16 that takes longer than the backward of the encoder, and the rest is waited for. And
+while copies run, the GPU fetches its own commands over the same link: the compute stream then pauses some
+microseconds before each kernel (the trace below). Rows on the device, which `staging="auto"` takes while there is
+room, have neither."""
 
-STEP_COST_CPU = """Ratios are those of processor time, the median of three processes with their spread in brackets. What
-remains is memory traffic: each EST writes its scaled gradients to a row of its own, where the bare loop adds into one
-place that stays in the cache, and the sum reads all rows once."""
+STEP_COST_CPU = """Ratios are those of processor time, the median of three processes with their spread in brackets;
+both columns by the same script on the same machine. Before and after do not differ by more than that spread. What
+remains is memory traffic: each EST writes its scaled gradients to a row of its own, where the bare loop adds into
+one place that stays in the cache, and the sum reads all rows once."""
 
 TRACE = """The middle of a run, seen by `torch.profiler` (`benchmarks/gpu/trace.py`): one global step of k ESTs with
 rows on the host, and the bare loop over the same mini-batches. Dashed lines are the borders of ESTs. `host` are calls
@@ -98,7 +100,7 @@ def step_cost(kind: str) -> str:
         new = next((r for r in after if _key(r) == _key(row)), None)
         old = next((r for r in before if _key(r) == _key(row)), None)
         cells = [row["model"], row["k"], *([row["staging"]] if kind == "gpu" else [])]
-        cells += [f"{old['ratio']:.3f}" if old else "", _ratio(new, kind)]
+        cells += [_ratio(old, kind), f"**{_ratio(new, kind)}**" if new else ""]
         cells += [f"{new['bare_ms']:.1f}" if new else "", f"{new['est_ms']:.1f}" if new else ""]
         if kind == "gpu":
             cells += [_host(new), _peak(new or old, base.get((row["model"], row["staging"])))]
@@ -120,9 +122,9 @@ def _ratio(row: Row | None, kind: str) -> str:
     if row is None:
         return ""
     if kind == "gpu":
-        return f"**{row['ratio']:.3f}**"
+        return f"{row['ratio']:.3f}"
     low, high = row["spread"]
-    return f"**{row['cpu_ratio']:.3f}** ({low:.2f} to {high:.2f})"
+    return f"{row['cpu_ratio']:.3f} ({low:.2f} to {high:.2f})"
 
 
 def _host(row: Row | None) -> str:

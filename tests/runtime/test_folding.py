@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from easyscale.numerics.order import chain, ring_chunk
-from easyscale.runtime import sums
 from easyscale.runtime.folding import Folding
 from easyscale.runtime.group import Group
 from easyscale.runtime.reduce import _scale_into
+from easyscale.runtime.sums import chain_sum
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64]
 SIZES = st.one_of(st.integers(1, 300), st.sampled_from([65_537, 600_001]))
@@ -60,17 +60,9 @@ def test_folded_rows_end_with_the_bits_of_the_chain(
 
 @settings(deadline=None, max_examples=25)
 @given(st.integers(2, 9), SIZES, st.sampled_from(TYPES), st.integers(0, 99))
-def test_a_sum_in_blocks_has_the_bits_of_the_chain(ranks: int, size: int, dtype: torch.dtype, seed: int) -> None:
+def test_rows_of_one_worker_have_the_bits_of_the_chain(ranks: int, size: int, dtype: torch.dtype, seed: int) -> None:
     rows = some_rows(ranks, size, dtype, seed)
-    total = sums.chain_sum(rows, (ranks,), Group(None, 0, 1, 10.0))
-    assert torch.equal(bits(total), bits(plain_chain(rows)))
-
-
-@pytest.mark.parametrize("block", [1, 3, 64])
-def test_the_size_of_a_block_changes_no_bit(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = some_rows(5, 1001, torch.float32, 3)
-    monkeypatch.setattr(sums, "BLOCK", block)
-    total = sums.chain_sum(rows, (5,), Group(None, 0, 1, 10.0))
+    total = chain_sum(rows, (ranks,), Group(None, 0, 1, 10.0))
     assert torch.equal(bits(total), bits(plain_chain(rows)))
 
 

@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from easyscale.numerics.order import Local, Node, chain, chain_program, ring_chunk
+from easyscale.numerics.order import Local, Node, chain_program
 from easyscale.runtime.group import Group
-
-BLOCK = 1 << 16  # elements: a sum of 256 KiB in fp32 leaves room for the row that is added in a core's second cache
 
 
 def chain_sum(rows: Sequence[torch.Tensor], split: tuple[int, ...], group: Group) -> torch.Tensor:
@@ -21,8 +19,6 @@ def chain_sum(rows: Sequence[torch.Tensor], split: tuple[int, ...], group: Group
     if rows[0].is_complex():  # Gloo sums pairs of real numbers
         flat = chain_sum([torch.view_as_real(row).view(-1) for row in rows], split, group)
         return torch.view_as_complex(flat.view(-1, 2))
-    if group.workers == 1 and rows[0].device.type == "cpu":
-        return _chain_in_blocks(rows)
     worker = group.worker
     first = sum(split[:worker])
     acc = torch.empty_like(rows[0])
@@ -46,22 +42,6 @@ def chain_sum(rows: Sequence[torch.Tensor], split: tuple[int, ...], group: Group
             part.add_(came)
     for wait in unfinished:
         wait()
-    return acc
-
-
-def _chain_in_blocks(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All ESTs are here, on a CPU: block after block, so that the sum stays in the cache and each row is read once."""
-    acc = torch.empty_like(rows[0])
-    elements, ranks = acc.numel(), len(rows)
-    size = ring_chunk(elements, acc.element_size(), ranks)
-    for chunk in range(ranks):
-        first, second, *others = chain(chunk, ranks)
-        end = min((chunk + 1) * size, elements)
-        for lo in range(chunk * size, end, BLOCK):
-            hi = min(lo + BLOCK, end)
-            part = torch.add(rows[first][lo:hi], rows[second][lo:hi], out=acc[lo:hi])
-            for est in others:
-                part.add_(rows[est][lo:hi])
     return acc
 
 
