@@ -28,7 +28,7 @@ STEP_COST = """One worker runs k ESTs; the bare loop runs forward and backward o
 optimizer step, without ESTs and sums. Bar: 0.98 of its throughput; with rows on the host, device memory at most 1.02
 times that of k = 1. `before` is the code before it was profiled ([0008](design/0008-folding.md))."""
 
-STEP_COST_GPU = """`before` was measured in an earlier session, with weights of its own for the bare loop. `host` is
+STEP_COST_GPU = """`before` is an earlier measurement, with weights of its own for the bare loop. `host` is
 the host's time to launch one mini-batch, bare and with ESTs. What remains with rows on the host: the second half of
 each chain can only be added after the last EST, so (N-1)(N/2+1)/N times the gradients cross the link from the start
 of its backward on. At k = 16 that takes longer than the backward of the encoder, and the rest is waited for. And
