@@ -92,7 +92,7 @@ def in_ascending_order() -> None:
 def scaled_after_the_sum() -> None:
     from easyscale.runtime import reduce
 
-    scale, add = reduce._scale_into, reduce.chain_sum
+    scale, add = reduce.scale_into, reduce.chain_sum
 
     def unscaled(views: Any, grads: Any, flat: Any, factor: float) -> None:
         scale(views, grads, flat, 1.0)
@@ -100,7 +100,7 @@ def scaled_after_the_sum() -> None:
     def total(rows: Any, split: Any, group: Any) -> torch.Tensor:
         return add(rows, split, group) / len(rows)
 
-    reduce._scale_into, reduce.chain_sum = unscaled, total
+    reduce.scale_into, reduce.chain_sum = unscaled, total
 
 
 def without_loader_process_state() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from easyscale.numerics.order import chain, ring_chunk
 from easyscale.runtime.folding import Folding
 from easyscale.runtime.group import Group
-from easyscale.runtime.reduce import _scale_into
+from easyscale.runtime.scaling import scale_into
 from easyscale.runtime.sums import chain_sum
 
 TYPES = [torch.float32, torch.bfloat16, torch.float64, torch.complex64]
@@ -74,6 +74,6 @@ def test_gradients_are_scaled_as_stock_ddp_scales_them(dtype: torch.dtype, eleme
     grads = [torch.randn(elements, dtype=dtype, generator=g), None, torch.randn(5, 3, dtype=dtype, generator=g)]
     flat = torch.full((2 * elements + 15,), 9.0, dtype=dtype)
     views = [flat[:elements], flat[elements : 2 * elements], flat[2 * elements :].view(5, 3)]
-    _scale_into(views, grads, flat, 1 / 3)
+    scale_into(views, grads, flat, 1 / 3)
     expected = [torch.zeros_like(v) if g is None else torch.mul(g, 1 / 3) for v, g in zip(views, grads, strict=True)]
     assert torch.equal(bits(flat), bits(torch.cat([part.reshape(-1) for part in expected])))

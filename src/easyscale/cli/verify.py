@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from easyscale.cli.run import check_script
-from easyscale.core.errors import UsageError
+from easyscale.cli.run import check_script, check_settings
+from easyscale.core.errors import PlanError, UsageError
 from easyscale.core.plan import Plan, parse_schedule, parse_split
 from easyscale.core.spec import Target, WorkerSpec
 
@@ -67,11 +67,12 @@ def verify(
 
     _check(twice=twice, negative_control=negative_control, plan=plan)
     if certificate is not None:
-        check_report_path(certificate)
+        check_report_path(certificate, "--certificate")
     if not module:
         check_script(script)
     _trials(plan, ests, steps)  # refused now, not after the first run
     template = WorkerSpec(ests=ests, device=device, threads=threads, timeout=timeout, job="verify")
+    check_settings(template)
     say = _Announcer(quiet=quiet or json_output)
     with workspace() as folder:
         target = Target(script, tuple(args or ()), module)
@@ -107,19 +108,27 @@ def _check(*, twice: bool, negative_control: bool, plan: list[str] | None) -> No
 
 
 def _trials(plans: list[str] | None, ests: int, steps: int) -> list[Trial]:
-    from easyscale.master.verify.trials import default_trials, plan_trial, schedule_trial
+    from easyscale.master.verify.trials import default_trials
 
-    if not plans:
-        return default_trials(ests, steps)
-    trials = []
-    for text in plans:
+    return [_named_trial(text, ests) for text in plans] if plans else default_trials(ests, steps)
+
+
+def _named_trial(text: str, ests: int) -> Trial:
+    """A plan as the user wrote it; what is wrong with it is told of this flag, not of those of `run`."""
+    from easyscale.master.verify.trials import plan_trial, schedule_trial
+
+    try:
         if ":" in text:
-            trials.append(schedule_trial(parse_schedule(text, ests)))
-        elif text.isdigit():
-            trials.append(plan_trial(Plan.even(ests, int(text)).split))
-        else:
-            trials.append(plan_trial(parse_split(text.replace("+", ","), ests).split))
-    return trials
+            return schedule_trial(parse_schedule(text, ests))
+        if text.isdigit():
+            return plan_trial(Plan.even(ests, int(text)).split)
+        return plan_trial(parse_split(text.replace("+", ","), ests).split)
+    except PlanError as problem:
+        raise PlanError(
+            f"--plan {text} does not fit a job of {ests} ESTs.",
+            problem.why,
+            f"write a number of workers (1 to {ests}), a split that adds up to {ests}, or a schedule: 0:{ests},5:1.",
+        ) from None
 
 
 def _exit_code(result: Verification, *, strict: bool) -> int:

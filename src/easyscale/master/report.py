@@ -41,13 +41,13 @@ def report_of(state: JobState, seconds: float, error: str | None = None) -> dict
     return report
 
 
-def check_report_path(path: Path) -> None:
+def check_report_path(path: Path, flag: str = "--report") -> None:
     """Refuse before the training, not after it."""
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(
-            f"The report cannot be written to {path}.",
+            f"{path} cannot be written to.",
             "it is a folder." if path.is_dir() else f"{path.parent} does not exist or cannot be written to.",
-            "name a file in a folder that exists, such as --report report.json.",
+            f"name a file in a folder that exists, such as {flag} report.json.",
         )
 
 
@@ -64,9 +64,9 @@ def write_report(path: Path, report: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):
             part.unlink()
         raise EasyScaleError(
-            f"The report could not be written to {path}.",
+            f"{path} could not be written.",
             f"{problem.strerror or problem}.",
-            "make room or choose another place with --report; the job itself is not affected.",
+            "make room or choose another place; the job itself is not affected.",
         ) from None
 
 

@@ -22,14 +22,11 @@ from easyscale.numerics.order import tree_nodes
 from easyscale.runtime.folding import Folding
 from easyscale.runtime.group import Group
 from easyscale.runtime.layout import Bucket, lay_out
+from easyscale.runtime.scaling import scale_into, scaled
 from easyscale.runtime.staging import Staging, StagingKind
 from easyscale.runtime.sums import TreeStack, chain_sum, tree_sum
 
 Order = Literal["ddp", "tree"]
-
-# Elements from which a gradient is scaled into its row by a call of its own, in one pass over memory; smaller ones are
-# copied together and then scaled, in few calls. On a CPU a pass costs more and a call less than on a GPU.
-LARGE = {"cpu": 1 << 13, "cuda": 1 << 18}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,10 +274,10 @@ class Reducer:
         grads = [self._gradient(place.index) for place in bucket.places]
         factor = 1.0 / self.world
         if self._settings.order == "tree" or self._folding is not None:
-            flat = _scaled(bucket, grads, factor, self._device)
+            flat = scaled(bucket, grads, factor, self._device)
         else:
             flat = self._staging.open(b, slot, bucket.elements, bucket.dtype)
-            _scale_into(self._row_views(b, slot, flat), grads, flat, factor)
+            scale_into(self._row_views(b, slot, flat), grads, flat, factor)
         if self._settings.order == "tree":
             self._stacks[b].push(self._est, flat)
         elif not self._direct and self._folding is None:
@@ -383,44 +380,3 @@ class Reducer:
             hook.remove()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _scaled(bucket: Bucket, grads: list[torch.Tensor | None], factor: float, device: torch.device) -> torch.Tensor:
-    """The gradients of a bucket, scaled, in new memory."""
-    present = [grad for grad in grads if grad is not None]
-    small = bucket.elements < LARGE["cuda"] * len(grads)
-    if bucket.row_major and len(present) == len(grads) and small and device.type == "cuda":
-        joined: torch.Tensor = torch._C._nn.flatten_dense_tensors([grad.detach() for grad in present])  # one call
-        return joined.mul_(factor)
-    flat = torch.empty(bucket.elements, dtype=bucket.dtype, device=device)
-    _scale_into([place.view(flat) for place in bucket.places], grads, flat, factor)
-    return flat
-
-
-def _scale_into(
-    views: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None], flat: torch.Tensor, factor: float
-) -> None:
-    """Each view of `flat` becomes its gradient times the factor, or zero where there is none.
-
-    By `mul` with a number, as in stock DDP: `_foreach_mul_` rounds the number to half precision first.
-    """
-    large = LARGE[flat.device.type]
-    copies, sources = [], []
-    runs: list[list[int]] = []  # where copies lie one after the other: one product each
-    for view, grad in zip(views, grads, strict=True):
-        if grad is None:
-            view.zero_()
-        elif view.numel() >= large:
-            torch.mul(grad.detach(), factor, out=view)
-        else:
-            copies.append(view)
-            sources.append(grad.detach())
-            begin = int(view.storage_offset()) - int(flat.storage_offset())
-            if runs and runs[-1][1] == begin:
-                runs[-1][1] += view.numel()
-            else:
-                runs.append([begin, begin + view.numel()])
-    if copies:
-        torch._foreach_copy_(copies, sources)
-    for begin, end in runs:
-        flat[begin:end].mul_(factor)

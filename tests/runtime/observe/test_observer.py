@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from cluster import run_job, run_reference
+from e2e.test_controls import in_ascending_order, without_rank_0_buffers, without_torch_state
 from easyscale.core.observe import Observation, Plant, PlantKind
 from easyscale.master.verify.findings import Finding, first_finding
 from workloads import CNN, MLP, TRANSFORMER, Augmented, Case, Vectors, with_easyscale
@@ -148,37 +149,6 @@ def test_a_planted_draw_is_found_at_the_operator_that_draws_next(
     finding, parted = first_finding(stock_traces("mlp"), tmp_path, range(STEPS), ESTS)
     assert finding is not None
     assert (finding.kind, finding.step, finding.module, parted) == ("random", 1, "2", [1])
-
-
-def without_torch_state() -> None:
-    from easyscale.numerics.rng import RngState
-
-    original = RngState.restore
-
-    def restore(self: Any, *args: Any, **kwargs: Any) -> None:
-        kept = torch.default_generator.get_state()
-        original(self, *args, **kwargs)
-        torch.default_generator.set_state(kept)
-
-    RngState.restore = restore  # type: ignore[method-assign]
-
-
-def without_rank_0_buffers() -> None:
-    from easyscale.runtime.buffers import Buffers
-
-    Buffers.put = lambda self, values: None  # type: ignore[method-assign]
-
-
-def in_ascending_order() -> None:
-    from easyscale.runtime import reduce
-
-    def ascending(rows: Any, split: Any, group: Any) -> torch.Tensor:
-        total = rows[0].clone()
-        for row in rows[1:]:
-            total += row
-        return total
-
-    reduce.chain_sum = ascending  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(
