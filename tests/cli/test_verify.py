@@ -21,6 +21,8 @@ from easyscale.core.errors import EasyScaleError
         (["--timeout", "-1"], "--timeout -1 is not a time"),
         (["--certificate", "no/such/folder/c.json"], "such as --certificate report.json"),
         (["--twice", "--plan", "1"], "--twice does not go with --plan"),
+        (["--negative-control", "--certificate", "c.json"], "--negative-control does not go with --certificate"),
+        (["--negative-control", "--plan", "1"], "--negative-control does not go with --plan"),
         (["--twice", "--negative-control"], "--twice does not go with --negative-control"),
     ],
 )

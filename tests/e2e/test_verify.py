@@ -6,8 +6,10 @@ Two ESTs, two steps and one plan each: what is tested is the command, not the pr
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +215,21 @@ def test_what_cannot_be_run_is_refused_at_once(tmp_path: Path) -> None:
         done = verify(tmp_path, *options, "train.py")
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_the_whole_verification_and_all_its_workers(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, pathlib, time\npathlib.Path(f'pid-{os.getpid()}').touch()\ntime.sleep(200)\n"
+    )
+    command = (sys.executable, "-m", "easyscale", "verify", "--ests", "2", "--device", "cpu", "train.py")
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + SECONDS
+    while len(list(tmp_path.glob("pid-*"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    for path in tmp_path.glob("pid-*"):
+        assert not Path("/proc", path.name.removeprefix("pid-")).exists()

@@ -65,7 +65,7 @@ def verify(
     from easyscale.master.verify.verification import verify as verify_plans
     from easyscale.master.workspace import workspace
 
-    _check(twice=twice, negative_control=negative_control, plan=plan)
+    _check(twice=twice, negative_control=negative_control, plan=plan, certificate=certificate)
     if certificate is not None:
         check_report_path(certificate, "--certificate")
     if not module:
@@ -98,7 +98,13 @@ def verify(
     raise typer.Exit(_exit_code(result, strict=strict))
 
 
-def _check(*, twice: bool, negative_control: bool, plan: list[str] | None) -> None:
+def _check(*, twice: bool, negative_control: bool, plan: list[str] | None, certificate: Path | None) -> None:
+    if negative_control and (certificate is not None or plan):
+        raise UsageError(
+            f"--negative-control does not go with {'--plan' if plan else '--certificate'}.",
+            "it tests the tool on one plan of its own; the script gets no certificate from it.",
+            "run it by itself, with --json for programs, then verify the script.",
+        )
     if twice and (negative_control or plan):
         raise UsageError(
             f"--twice does not go with {'--negative-control' if negative_control else '--plan'}.",

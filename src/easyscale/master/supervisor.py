@@ -49,6 +49,7 @@ class Outcome:
     state: JobState
     seconds: float
     error: str | None = None
+    interrupted: bool = False  # someone asked the launcher to stop
 
 
 class StepListener(Protocol):
@@ -188,7 +189,7 @@ class Supervisor:
         if stopped_by is not None and not (clean and generation.all_done):
             error = f"Stopped by {stopped_by.name} after {state.steps} global steps."
             self._screen.notice(error)
-            return Outcome(exit_code=128 + stopped_by, state=state, seconds=seconds, error=error)
+            return Outcome(exit_code=128 + stopped_by, state=state, seconds=seconds, error=error, interrupted=True)
         failure = find_failure(state, exits)
         if failure is not None:
             self._screen.error(_shown(failure, state))

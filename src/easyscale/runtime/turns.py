@@ -146,7 +146,7 @@ class Turns:
             self._put_gradients([None if g is None else g.clone() for g in self._carried])
         if context.buffers is not None:
             self._buffers.put(context.buffers)
-            context.buffers = None
+            context.buffers = self._stamp = None
         elif self.current == 0 and self._options.broadcast_buffers:
             self._buffers.base_to_live()
             self._stamp = self._buffers.stamp()

@@ -136,6 +136,8 @@ class Stage:
     def _collect(self, name: str, job: Job, launcher: Launcher) -> Run:
         screen = QuietScreen(quiet=self._quiet, color=True)
         outcome = Supervisor(job, launcher, screen, title=f"verify · {name}").run()
+        if outcome.interrupted:  # not a failing run: whoever said stop means the whole verification
+            raise KeyboardInterrupt
         return run_of(name, outcome, screen)
 
 
