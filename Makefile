@@ -1,5 +1,6 @@
 # demo: see the promise kept, in a minute.   test: everything that is checked.   bench: tables and JSON.
-.PHONY: demo test bench clean
+# chaos: 200 random events (EVENTS=N) against one job, from a new seed (SEED=N: that one again).
+.PHONY: demo test bench chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,10 +16,15 @@ test: $(STAMP)
 	$(BIN)/pytest -n 2
 
 bench: $(STAMP)
-	@for script in benchmarks/*.py; do \
+	@for script in benchmarks/*.py benchmarks/elastic/switch.py benchmarks/elastic/recovery.py benchmarks/elastic/steady.py; do \
 		[ -e "$$script" ] || { echo "no benchmarks yet"; break; }; \
 		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
 	done
+
+EVENTS ?= 200
+SEED ?= $(shell date +%s)
+chaos: $(STAMP)
+	EASYSCALE_CHAOS_EVENTS=$(EVENTS) EASYSCALE_CHAOS_SEED=$(SEED) $(BIN)/pytest -s tests/chaos
 
 # torch by its exact version comes first: an open requirement would bring gigabytes of CUDA along.
 $(STAMP): pyproject.toml constraints.txt

@@ -60,6 +60,27 @@ came after these figures, and the row has yet to be measured again on a GPU."""
 BYTES = """Counted where they are sent, for a global step: the mean of the workers, in units of the gradients' size. The
 messages in which workers agree on a step are in it. Bound: (N-1)/N + (p-1)/p."""
 
+SWITCH = """From the last global step on the old plan to the first on the new one, with 4 ESTs: the pause holds one
+whole step. `state` is what a worker that joins is sent, at the speed of a plain Gloo broadcast to as many receivers,
+measured in the same run. Beside it the same change by `easyscale stop` and `run --resume latest`, and a hand-written
+DDP script that leaves a checkpoint on SIGTERM and is started again by `torchrun` with the other number. Median of the
+rounds, least and most in brackets. Bar: one step and the state at that speed; 0.3 s for the small model."""
+
+RECOVERY = """4 ESTs on 2 workers, one of which is killed. From the signal to the next completed global step, which the
+survivor completes with the ESTs that it adopts; `without them` leaves their two local steps out. No step is lost. Bar:
+0.5 s without them."""
+
+STEADY = """The same job under a master, on a fixed plan, and as `plain`: there contexts stay where they are. `ratio`:
+processor time of all workers against `plain`, the median of the rounds with their spread. The account is the training
+thread's own processor time for a global step in each worker, in microseconds: `capture` the random states, `note` what
+changed in the contexts, `start` and `hear` the exchange with the others (agreement on the step included), `undo` the
+copy of the parameters. Bar: 1% for heartbeats and replication."""
+
+ELASTIC_GPU = """One job a model: 2 workers on the one GPU, 4, 2 again, then a SIGKILL in the middle of a step; its
+sha256 and all losses are those of stock DDP on 4 ranks, undisturbed (`benchmarks/gpu/elastic.py`). New workers load
+CUDA and build the model while the others train. Seconds as above: of a switch the pause, of the kill the time to the
+next completed global step."""
+
 SIZE = """Time of a global step and memory as one thing grows: ESTs on one worker, ESTs on two workers, the model with 4
 ESTs. Device memory does not grow with k where rows wait on the host; host memory grows by one row of gradients for
 each EST."""
@@ -70,6 +91,7 @@ def write_page() -> None:
     parts += [packing(kind) for kind in ("gpu", "cpu")]
     parts += [against_stock(kind) for kind in ("gpu", "cpu")]
     parts += [bytes_sent(), *map(size, ("gpu", "cpu")), link()]
+    parts += [switch(), recovery(), elastic_gpu(), steady()]
     DOCS.mkdir(exist_ok=True)
     (DOCS / "benchmarks.md").write_text("\n".join(part for part in parts if part))
 
@@ -232,6 +254,63 @@ def link() -> str:
     head = ["piece, MiB", "to the device, GB/s", "to the host, GB/s", "both at once, GB/s", "launch, us"]
     about = "Pinned memory, pieces of one size after the other: the floor under rows that wait on the host."
     return f"## The link between host and GPU: {rows[0]['device']}\n\n{about}\n\n{table(head, lines)}"
+
+
+# ------------------------------------------------------------------------------------- workers that come and go
+
+
+def switch() -> str:
+    rows = read("switch-cpu")
+    if not rows:
+        return ""
+    lines = [
+        [row["model"], row["change"], row["kind"], f"**{row['pause_s']:.2f}** ({row['least_s']:.2f} to "
+         f"{row['most_s']:.2f})", f"{row['step_s']:.3f}", f"{row['state_mb']:.0f}", f"{row['transfer_s']:.2f}"]
+        for row in rows
+    ]  # fmt: skip
+    head = ["model", "workers", "how", "pause, s", "step after it, s", "state, MB", "state at link speed, s"]
+    return f"## Pause of a switch: {on(rows)}\n\n{SWITCH}\n\n{table(head, lines)}"
+
+
+def recovery() -> str:
+    rows = read("recovery-cpu")
+    if not rows:
+        return ""
+    lines = [
+        [row["model"], f"of the {row['victim']} ESTs", f"{row['seconds']:.3f}", f"{row['local_s']:.3f}",
+         f"**{row['extra_s']:.3f}** (at most {row['most_extra_s']:.3f})", row["losses"], f"{row['step_s']:.3f}"]
+        for row in rows
+    ]  # fmt: skip
+    head = ["model", "worker killed", "next step after, s", "a local step, s", "without them, s", "losses", "step, s"]
+    return f"## A worker is killed: {on(rows)}\n\n{RECOVERY}\n\n{table(head, lines)}"
+
+
+def elastic_gpu() -> str:
+    rows = read("elastic-gpu")
+    if not rows:
+        return ""
+    lines = [
+        [row["model"], row["what"], f"**{row['seconds']:.2f}**", f"{row['step_s']:.3f}",
+         f"{row['adopted_s']:.3f}" if "adopted_s" in row else "", f"{row['state_mb']:.0f}"]
+        for row in rows
+    ]  # fmt: skip
+    head = ["model", "what", "s", "step after it, s", "adopted local steps, s", "state, MB"]
+    return f"## Switches and a kill at full size: {on(rows)}\n\n{ELASTIC_GPU}\n\n{table(head, lines)}"
+
+
+def steady() -> str:
+    rows = read("steady-cpu")
+    if not rows:
+        return ""
+    places = ["capture", "note", "start", "hear", "undo"]
+    lines = [
+        [row["model"], row["split"], row["kind"], f"{row['step_ms']:.1f}", f"{row['cpu_ms']:.1f}",
+         f"**{row['cpu_ratio']:.3f}** ({row['spread'][0]:.3f} to {row['spread'][1]:.3f})", f"{row['wall_ratio']:.3f}",
+         *(f"{row['account_us'].get(place, [0])[0]:.0f}" for place in places)]
+        for row in rows
+    ]  # fmt: skip
+    head = ["model", "split", "job", "step, ms", "processor, ms", "ratio", "by the clock", *places]
+    return f"## What elasticity costs in each step: {on(rows)}\n\n{STEADY}\n\n{table(head, lines)}"
 
 
 # ---------------------------------------------------------------------------------------------- pictures

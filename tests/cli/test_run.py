@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from easyscale.cli.run import PlanWish, check_settings, default_workers, schedule_for
+from easyscale.cli.checks import PlanWish, check_settings, default_workers, parse_workers, schedule_for
+from easyscale.cli.elastic import Elastic, check_elastic
 from easyscale.core.errors import PlanError, UnsupportedError, UsageError
 from easyscale.core.plan import Plan, Schedule, parse_schedule
-from easyscale.core.spec import WorkerSpec
+from easyscale.core.spec import Engine, WorkerSpec
 
 
 def easyscale(*args: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -18,9 +19,17 @@ def easyscale(*args: str, cwd: Path | None = None) -> subprocess.CompletedProces
 
 
 def test_a_fixed_plan_is_a_schedule_of_one_entry() -> None:
-    assert schedule_for(PlanWish(ests=5, workers=2), {}) == Schedule(((0, Plan((3, 2))),))
+    assert schedule_for(PlanWish(ests=5, workers="2"), {}) == Schedule(((0, Plan((3, 2))),))
     assert schedule_for(PlanWish(ests=4, split="2,1,1"), {}) == Schedule(((0, Plan((2, 1, 1))),))
-    assert schedule_for(PlanWish(ests=4, split="2,1,1", workers=3), {}).entries[0][1].workers == 3
+    assert schedule_for(PlanWish(ests=4, split="2,1,1", workers="3"), {}).entries[0][1].workers == 3
+
+
+def test_a_range_starts_with_its_most_but_not_with_more_than_there_are_ests() -> None:
+    assert parse_workers("2", 4) == (2, 2)
+    assert parse_workers("1:3", 4) == (1, 3)
+    assert parse_workers("2:8", 4) == (2, 4)
+    assert schedule_for(PlanWish(ests=4, workers="1:3"), {}) == Schedule(((0, Plan((2, 1, 1))),))
+    assert schedule_for(PlanWish(ests=4, workers="1:9"), {}) == Schedule(((0, Plan((1, 1, 1, 1))),))
 
 
 def test_a_schedule_is_taken_as_written() -> None:
@@ -34,13 +43,25 @@ def test_stock_ddp_has_one_process_per_est() -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        PlanWish(ests=4, engine="ddp", workers=4),
+        PlanWish(ests=4, engine="ddp", workers="4"),
         PlanWish(ests=4, engine="ddp", split="1,1,1,1"),
         PlanWish(ests=4, engine="ddp", schedule="0:4"),
-        PlanWish(ests=4, schedule="0:4", workers=2),
+        PlanWish(ests=4, schedule="0:4", workers="2"),
         PlanWish(ests=4, schedule="0:4", split="2,2"),
-        PlanWish(ests=4, split="2,2", workers=3),
-        PlanWish(ests=4, workers=5),
+        PlanWish(ests=4, split="2,2", workers="3"),
+        PlanWish(ests=4, workers="5"),
+        PlanWish(ests=4, workers="5:6"),
+        PlanWish(ests=4, workers="3:2"),
+        PlanWish(ests=4, workers="0"),
+        PlanWish(ests=4, workers="many"),
+        PlanWish(ests=4, workers="1:"),
+        PlanWish(ests=4, workers=":2"),
+        PlanWish(ests=4, workers="1:2:3"),
+        PlanWish(ests=4, workers="-1"),
+        PlanWish(ests=4, workers="²"),
+        PlanWish(ests=4, split="2,2", workers="1:3"),
+        PlanWish(ests=4, schedule="0:4", workers="1:2"),
+        PlanWish(ests=4, engine="ddp", workers="1:4"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(wish: PlanWish) -> None:
@@ -79,6 +100,25 @@ def test_d2_is_refused_rather_than_weakened() -> None:
 def test_settings_that_make_no_sense_are_refused(template: WorkerSpec) -> None:
     with pytest.raises(UsageError) as caught:
         check_settings(template)
+    assert caught.value.why
+    assert caught.value.now
+
+
+@pytest.mark.parametrize(
+    ("flags", "engine"),
+    [
+        (Elastic(name="j", heartbeat=0.0), "est"),
+        (Elastic(name="j", start_limit=-1.0), "est"),
+        (Elastic(name="j", grace=float("nan")), "est"),
+        (Elastic(name="j", orphan=float("inf")), "est"),
+        (Elastic(name="j", detach=True), "ddp"),
+        (Elastic(name="j", restart_master=True), "ddp"),
+        (Elastic(name="j", max_restarts=1), "ddp"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(flags: Elastic, engine: Engine) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_elastic(flags, engine)
     assert caught.value.why
     assert caught.value.now
 

@@ -1,6 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from easyscale.core.control import Member
 from easyscale.core.messages import (
     Done,
     Event,
@@ -183,3 +184,40 @@ def test_a_worker_that_failed_never_ends_the_job_with_success() -> None:
 
 def test_there_is_no_failure_where_all_went_well() -> None:
     assert find_failure(begun((1, 1)), [ended(0, 0), ended(1, 0)]) is None
+
+
+def elastic(*members: tuple[int, int, int]) -> JobState:
+    state = JobState(sum(count for _, _, count in members))
+    state.expect(Plan(tuple(count for _, _, count in members)), 0, now=100.0)
+    state.enter([Member(worker=w, first=first, count=count) for w, first, count in members], 0, now=103.0)
+    return state
+
+
+def told(worker: int, step: int, ests: list[int]) -> StepDone:
+    metrics: dict[str, list[float | None]] = {"loss": [float(est) for est in ests]}
+    return StepDone(worker=worker, step=step, epoch=0, ests=ests, metrics=metrics, samples=1, time=200.0 + step)
+
+
+def test_a_step_that_is_told_again_after_a_loss_is_passed_on_once() -> None:
+    state = fold(elastic((0, 0, 2), (1, 2, 2)), told(0, 0, [0, 1]), told(0, 0, [0, 1]), told(0, 0, [2, 3]))
+    (record,) = state.take_steps()
+    assert record.metrics == {"loss": [0.0, 1.0, 2.0, 3.0]}
+    fold(state, told(0, 0, [0, 1]), told(0, 0, [2, 3]))
+    assert state.take_steps() == []
+    assert (state.start_seconds, state.steps) == (3.0, 1)
+
+
+def test_a_step_that_nobody_can_complete_any_more_is_passed_on_as_it_is() -> None:
+    state = fold(elastic((0, 0, 1), (5, 1, 1)), told(0, 0, [0]), told(0, 1, [0, 1]))
+    assert [record.step for record in state.take_steps()] == [1]
+    state.close_steps(1)
+    (record,) = state.take_steps()
+    assert (record.step, record.metrics) == (0, {"loss": [0.0, None]})
+
+
+def test_a_step_belongs_to_the_plan_of_its_time_and_workers_are_called_by_the_plan_in_force() -> None:
+    state = elastic((0, 0, 1), (1, 1, 1))
+    state.enter([Member(worker=7, first=0, count=2)], 1, now=110.0)
+    fold(state, told(0, 0, [0]), told(7, 1, [0, 1]), told(1, 0, [1]))
+    assert [(record.step, str(record.plan)) for record in state.take_steps()] == [(1, "2"), (0, "1+1")]
+    assert (label(state, 7), label(state, 0)) == ("worker 7 · EST 0-1", "worker 0")

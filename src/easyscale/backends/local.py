@@ -2,7 +2,8 @@
 
 Each runs in a session of its own, so that Ctrl-C in a terminal reaches only the launcher, and dies
 when the thread that started it dies (`leash`): start workers from the main thread. What is left of
-its process group (data loading processes) is killed when the worker itself has ended.
+its process group (data loading processes) is killed when the worker itself has ended. Workers of an elastic job are
+started `apart`: they outlive the launcher, and the next one finds them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from easyscale.backends import leash
+from easyscale.backends.apart import ApartWorker, attach, start_apart
 from easyscale.core.spec import WORKER_VARIABLE, Target, WorkerSpec
 
 WORKER_COMMAND = (sys.executable, "-m", "easyscale.runtime.worker")
@@ -57,6 +59,15 @@ class LocalLauncher:
         finally:
             os.close(reports)
         return LocalWorker(process, events)
+
+    def start_apart(self, spec: WorkerSpec, target: Target, out: Path, err: Path) -> ApartWorker:
+        """Start one worker that outlives this process and writes to two files."""
+        environment = self._surround(self._environment, replace(spec, events_fd=None))
+        return start_apart((*self._command, *target.command()), environment, out, err)
+
+    def attach(self, pid: int, started: str) -> ApartWorker | None:
+        """A worker that an earlier master started; None: it has ended."""
+        return attach(pid, started)
 
 
 class LocalWorker:

@@ -8,8 +8,12 @@ from typing import Annotated
 import typer
 
 from easyscale.cli.demo import demo
+from easyscale.cli.errors import show
 from easyscale.cli.export import export
-from easyscale.cli.run import run
+from easyscale.cli.jobs import checkpoint, scale, stop, wait
+from easyscale.cli.logs import logs
+from easyscale.cli.ps import ps, top
+from easyscale.cli.run import attach, run
 from easyscale.cli.verify import verify
 from easyscale.core.errors import EasyScaleError
 
@@ -51,6 +55,8 @@ app.command(
     options_metavar="--ests N [OPTIONS]",
 )(run)
 app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")(verify)
+for command in (ps, top, scale, checkpoint, logs, stop, wait, attach):
+    app.command()(command)
 app.command()(demo)
 app.command()(export)
 
@@ -62,10 +68,3 @@ def main() -> None:
         sys.exit(show(error))
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def show(error: EasyScaleError) -> int:
-    """Print an error of ours, without a traceback. Returns the exit code for it."""
-    word = "\x1b[1;31merror:\x1b[0m" if sys.stderr.isatty() else "error:"
-    print(f"{word} {error}", file=sys.stderr)
-    return 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from easyscale.cli.run import check_script, check_settings
+from easyscale.cli.checks import check_script, check_settings
 from easyscale.core.errors import PlanError, UsageError
 from easyscale.core.plan import Plan, parse_schedule, parse_split
 from easyscale.core.spec import Target, WorkerSpec

@@ -78,4 +78,6 @@ class NonFiniteError(EasyScaleError):
 
 
 class WorkerLostError(EasyScaleError):
-    """A peer stopped answering."""
+    """A peer stopped answering. `timed_out`: it said nothing, its connection did not break."""
+
+    timed_out = False

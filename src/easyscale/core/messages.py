@@ -97,13 +97,16 @@ class Done:
 class Failed:
     """The worker stops. `text` is what to show: ours without a traceback, the user's with theirs.
 
-    `lost_peer`: it stops only because a peer did; the launcher then looks for the cause at the peer."""
+    `lost_peer`: it stops only because a peer did; the launcher then looks for the cause at the peer. `oom`: its device
+    has too little memory, so another worker may do better. `est`: whose local step it was, if it was in one."""
 
     worker: int
     step: int
     ours: bool
     text: str
     lost_peer: bool = False
+    oom: bool = False
+    est: int | None = None
     kind: Literal["failed"] = "failed"
 
 

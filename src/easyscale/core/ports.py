@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from easyscale.core.spec import Target, WorkerSpec
@@ -32,6 +33,35 @@ class WorkerProcess(Protocol):
 
     def close(self) -> None:
         """Give the pipes back. The worker has ended."""
+
+
+class ApartProcess(Protocol):
+    """A worker that outlives whoever started it: no pipes, only its life and its end."""
+
+    code: int | None  # once it is gone (-n: ended by signal n); None: nobody can tell, it was not our child
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def started(self) -> str:
+        """When it began, as a word: a later process with its pid has another one."""
+
+    @property
+    def ended(self) -> int | None:
+        """Readable once the process has ended; None: `gone` has to be called in turn."""
+
+    def gone(self) -> bool: ...
+    def signal(self, number: int) -> None: ...
+    def kill(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class ElasticLauncher(Protocol):
+    """Starts workers of an elastic job, and finds those that an earlier master started."""
+
+    def start_apart(self, spec: WorkerSpec, target: Target, out: Path, err: Path) -> ApartProcess: ...
+    def attach(self, pid: int, started: str) -> ApartProcess | None:
+        """None: it has ended."""
 
 
 class Launcher(Protocol):

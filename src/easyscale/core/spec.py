@@ -36,12 +36,32 @@ class Target:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Control:
+    """How a worker reaches its master, and the limits that both keep."""
+
+    host: str
+    port: int
+    token: str
+    # A JSON file with the host and port in force: a master that is started again may have another port.
+    endpoint: str | None = None
+    # The address on which this worker is reached by its peers.
+    address: str = "127.0.0.1"
+    beat_seconds: float = 0.5
+    # Without a master for so long, a worker leaves (after a checkpoint, where there is a folder for it).
+    orphan_seconds: float = 60.0
+    # From SIGTERM to a worker until it must be gone.
+    grace_seconds: float = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """One worker's place in the job. Defaults are those of a script that runs without the launcher."""
 
     ests: int
     split: tuple[int, ...] = ()
     worker: int = 0
+    # The place in `split`; None: the worker's number is its place. They differ once workers have come and gone.
+    rank: int | None = None
     job: str = "local"
     engine: Engine = "est"
     # A file in the job's private directory through which the workers of one plan find each other.
@@ -69,10 +89,17 @@ class WorkerSpec:
     observation: Observation | None = None
     # An inherited pipe for messages to the launcher (JSON, one a line).
     events_fd: int | None = None
+    # How to reach the job's master; None: a fixed plan, and no master to talk to.
+    control: Control | None = None
 
     @property
     def plan(self) -> Plan:
         return Plan(self.split or (self.ests,))
+
+    @property
+    def place(self) -> int:
+        """The rank in the plan that the worker is started for."""
+        return self.worker if self.rank is None else self.rank
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -85,6 +112,8 @@ class WorkerSpec:
             raw["split"] = tuple(raw.get("split", ()))
             if raw.get("observation") is not None:
                 raw["observation"] = Observation.from_plain(raw["observation"])
+            if raw.get("control") is not None:
+                raw["control"] = Control(**raw["control"])
             return cls(**{key: value for key, value in raw.items() if key in known})
         except (ValueError, TypeError, AttributeError) as problem:
             raise UsageError(

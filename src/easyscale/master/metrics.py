@@ -64,6 +64,16 @@ class MetricsLog:
             self._board.close()
 
 
+def last_logged_step(folder: Path) -> int:
+    """The last step that an earlier master of the same run has written; -1: none."""
+    try:
+        lines = (folder / "metrics.jsonl").read_text().splitlines(True)
+    except OSError:
+        return -1
+    steps = [_step_of(line) for line in lines]
+    return max((int(step) for step in steps if step != float("inf")), default=-1)
+
+
 def line_of(record: StepRecord) -> str:
     return json.dumps(
         strict(

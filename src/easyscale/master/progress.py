@@ -24,12 +24,23 @@ class Progress:
 
     def __init__(self, title: str = "") -> None:
         self._title, self._plan = title, ""
+        self._in_force: Plan | None = None
         self._last: StepRecord | None = None
         self._recent: deque[StepRecord] = deque(maxlen=50)
 
     def begin(self, plan: Plan) -> None:
+        self._in_force = plan
         self._plan = f"{plan.workers} worker{'s' if plan.workers > 1 else ''} ({plan})"
         self._recent.clear()
+
+    def enter(self, plan: Plan) -> None:
+        """The plan that is in force now, which may be the same as before."""
+        if self._in_force != plan:
+            self.begin(plan)
+
+    @property
+    def last(self) -> StepRecord | None:
+        return self._last
 
     def step(self, record: StepRecord) -> None:
         self._last = record

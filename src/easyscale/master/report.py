@@ -36,6 +36,8 @@ def report_of(state: JobState, seconds: float, error: str | None = None) -> dict
         "plans": [{"step": step, "split": list(plan.split)} for step, plan in state.plans],
         "bytes_sent": state.bytes_sent,
     }
+    if state.places is not None:
+        report |= {"recoveries": state.recoveries, "lost_steps": state.lost_steps, "dropped": state.dropped}
     if error is not None:
         report["error"] = error
     return report

@@ -6,9 +6,12 @@ No clock, no files, no processes: times are given. The supervisor feeds it, ever
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
+from easyscale.core.control import Member
 from easyscale.core.errors import WorkerLostError
 from easyscale.core.messages import Done, Event, Failed, Fingerprint, HandedOver, Message, Ready, StepDone, Witness
 from easyscale.core.plan import Plan
@@ -103,7 +106,14 @@ class JobState:
         self.timings: dict[str, float] = {}
         self.bytes_sent = 0
         self.generation: Generation | None = None
-        self._pending: dict[int, list[StepDone]] = {}
+        # Of elastic jobs: who runs which ESTs now, what losses cost, and what was not heeded on the control channel.
+        self.places: dict[int, range] | None = None
+        self.meant: dict[int, range] = {}  # the ESTs that a worker was started for
+        self.recoveries: list[dict[str, Any]] = []
+        self.lost_steps = 0
+        self.dropped: dict[str, int] = {}
+        self._pending: dict[int, dict[int, StepDone]] = {}  # by step, then EST
+        self._passed: set[int] = set()
         self._complete: list[StepRecord] = []
         self._last_step_at: float | None = None
 
@@ -118,6 +128,27 @@ class JobState:
             self.note(now, step, "plan", f"Starts at step {step} on {_workers(plan)}.")
         self.plans.append((step, plan))
 
+    def expect(self, plan: Plan, step: int, now: float) -> None:
+        """An elastic job begins: its workers are being started."""
+        self.generation = Generation(plan, step, now)
+        self.places = {}
+        self.steps = max(self.steps, step)
+
+    def enter(self, members: Sequence[Member], step: int, now: float) -> None:
+        """A plan of an elastic job is in force from a global step on."""
+        assert self.generation is not None
+        self.generation.plan, self.generation.step = Plan(tuple(member.count for member in members)), step
+        self.places = {member.worker: member.ests for member in members}
+        self.plans.append((step, self.generation.plan))
+        self.steps = max(self.steps, step)
+        if self.start_seconds is None:
+            self.start_seconds = now - self.generation.began
+
+    def close_steps(self, before: int) -> None:
+        """Steps that will not be told in full any more, because who ran them is gone, are passed on as they are."""
+        for step in sorted(step for step in self._pending if step < before):
+            self._pass(step)
+
     def note(self, now: float, step: int, what: str, text: str) -> None:
         self.events.append(JobEvent(time=now, step=step, what=what, text=text))
 
@@ -128,7 +159,7 @@ class JobState:
             case Ready():
                 self._ready(generation, message, now)
             case StepDone():
-                self._step_done(generation, message)
+                self._step_done(message)
             case Fingerprint():
                 self.step_fingerprints[message.step] = message.sha
             case Witness():
@@ -169,21 +200,32 @@ class JobState:
                 self.switches.append((generation.step, now - self._last_step_at))
         self.steps = max(self.steps, message.step)
 
-    def _step_done(self, generation: Generation, message: StepDone) -> None:
+    def _step_done(self, message: StepDone) -> None:
         self.epochs = max(self.epochs, message.epoch + 1)
-        parts = self._pending.setdefault(message.step, [])
-        parts.append(message)
+        if message.step in self._passed:  # told twice, after a loss: the bits are the same
+            return
+        parts = self._pending.setdefault(message.step, {})
+        parts.update(dict.fromkeys(message.ests, message))
         name = loss_name(message.metrics)
         losses = self.losses.setdefault(message.step, [None] * self.ests)
         if name is not None:
             for est, value in zip(message.ests, message.metrics[name], strict=True):
                 losses[est] = value
-        if sum(len(part.ests) for part in parts) < self.ests:
-            return
-        del self._pending[message.step]
-        self._complete.append(_joined(parts, generation.plan))
-        self.steps = max(self.steps, message.step + 1)
+        if len(parts) == self.ests:
+            self._pass(message.step)
+
+    def _pass(self, step: int) -> None:
+        told = self._pending.pop(step)
+        self._passed.add(step)
+        parts = list({id(part): part for part in told.values()}.values())
+        self._complete.append(_joined(parts, self.ests, self._plan_at(step)))
+        self.steps = max(self.steps, step + 1)
         self._last_step_at = max(part.time for part in parts)
+
+    def _plan_at(self, step: int) -> Plan:
+        assert self.generation is not None
+        past = [plan for begins, plan in self.plans if begins <= step]
+        return past[-1] if past else self.generation.plan
 
     def _left(self, generation: Generation, worker: int, timings: dict[str, float], sent: int) -> None:
         if worker in generation.left:
@@ -210,7 +252,10 @@ def label(state: JobState, worker: int) -> str:
     assert state.generation is not None
     if state.engine == "ddp":
         return f"rank {worker}"
-    ests = state.generation.plan.range_of(worker)
+    ests = state.generation.plan.range_of(worker) if state.places is None else state.places.get(worker)
+    ests = ests or state.meant.get(worker)
+    if ests is None:
+        return f"worker {worker}"
     return f"worker {worker} · EST {ests[0]}" + (f"-{ests[-1]}" if len(ests) > 1 else "")
 
 
@@ -248,8 +293,7 @@ def _died(state: JobState, end: Exit) -> Failure:
     return Failure(worker=end.worker, exit_code=_shell_code(end.code), text=str(error), ours=True)
 
 
-def _joined(parts: list[StepDone], plan: Plan) -> StepRecord:
-    ests = sum(len(part.ests) for part in parts)
+def _joined(parts: list[StepDone], ests: int, plan: Plan) -> StepRecord:
     metrics: dict[str, list[float | None]] = {}
     for part in sorted(parts, key=lambda part: part.ests[0]):
         for name, values in part.metrics.items():

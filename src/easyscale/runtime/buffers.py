@@ -3,8 +3,9 @@
 The model of a worker has one set of buffers, `live`. `base` is what EST 0 left in the last global step; what it leaves
 in this one waits as `next` until all ESTs had their turn. Before a forward that stock DDP would synchronise, live
 becomes base; an EST that runs on without synchronisation (`no_sync`) keeps its own copy in its context. Outside of
-local steps, the model of every worker shows EST 0's buffers. A worker that runs EST 0 alone copies nothing: its live
-buffers are all three.
+local steps, the model of every worker shows EST 0's buffers. `before` is the base of the round before, for an EST whose
+last local step has to be run again. A worker that runs EST 0 alone, on a plan that never changes, copies nothing: its
+live buffers are all of these.
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ from easyscale.runtime.group import Group
 class Buffers:
     """The buffers of the prepared model on one worker."""
 
-    def __init__(self, model: torch.nn.Module, ignored: frozenset[str], group: Group, ests: range) -> None:
+    def __init__(self, model: torch.nn.Module, ignored: frozenset[str]) -> None:
         self._slots = [
             (module, name)
             for prefix, module in model.named_modules()
             for name in module._buffers
             if (f"{prefix}.{name}" if prefix else name) not in ignored
         ]
-        self._group, self._holds_est0 = group, 0 in ests
-        self._only_est0 = ests == range(1)
+        self._only_est0 = False
         self._base: list[torch.Tensor] = []
         self._next: list[torch.Tensor] = []
+        self._before: list[torch.Tensor] = []
         self._next_is_set = False
+        self.is_current = True  # base is EST 0's of the last round, not of the one before
         self._parcel: tuple[torch.Tensor, list[torch.Tensor]] | None = None  # to send them in, and where each one lies
+
+    def use_plan(self, group: Group, ests: range, *, fixed: bool) -> None:
+        """`fixed`: this worker will never have other ESTs."""
+        self._group, self._holds_est0 = group, 0 in ests
+        self._only_est0 = fixed and ests == range(1)
 
     def live(self) -> list[torch.Tensor]:
         """Looked up each time: scripts may replace a buffer by another tensor."""
@@ -80,9 +87,20 @@ class Buffers:
             self._next = self.copy()
         self._next_is_set = True
 
-    def next_becomes_base(self) -> None:
-        if self._next_is_set:
-            self._base, self._next, self._next_is_set = self._next, self._base, False
+    def next_becomes_base(self) -> bool:
+        """False: EST 0 has left nothing here."""
+        was_set = self._next_is_set
+        if was_set:
+            self._before, self._base, self._next = self._base, self._next, self._before
+            self._next_is_set = False
+        return was_set
+
+    def drop_next(self) -> None:
+        self._next_is_set = False
+
+    def ghost_to_live(self) -> None:
+        """A local step of the round before is run again: what it started from."""
+        self.put(self._before if self.is_current else self._base)
 
     def base_to_live(self) -> None:
         if not self._only_est0:
@@ -97,7 +115,7 @@ class Buffers:
 
         In one parcel: the host waits for the device once, not once a buffer.
         """
-        base = self.live() if self._only_est0 else self._base
+        base = self._shared_base()
         if self._group.workers == 1 or not any(t.numel() for t in base):
             return
         if self._parcel is None:
@@ -109,7 +127,20 @@ class Buffers:
         self._group.broadcast(host, 0)
         if not self._holds_est0:
             packed.copy_(host)
-            _copy(base, places)
+            self._before, self._base = self._base, self._before or self.copy()
+            _copy(self._base, places)
+
+    def _shared_base(self) -> list[torch.Tensor]:
+        return self.live() if self._only_est0 else self._base
+
+    def base_tree(self) -> list[torch.Tensor]:
+        """What another worker needs to go on: a copy in host memory."""
+        return [tensor.detach().cpu().clone() for tensor in self._shared_base()]
+
+    def take_base(self, values: Sequence[torch.Tensor]) -> None:
+        """The base of the round that just ended came from a peer."""
+        self._before, self._base = self._base, self.copy()
+        _copy(self._base, values)
 
     def changed_outside_batch_norm(self) -> bool:
         """Whether a buffer differs from base that the next forward may read (waits for the device).

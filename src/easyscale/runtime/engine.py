@@ -23,6 +23,7 @@ from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.fingerprint import fingerprint
 from easyscale.numerics.record import apply_level
 from easyscale.numerics.rng import seed_all
+from easyscale.runtime.control import line_of
 from easyscale.runtime.journal import Journal, OnNonFinite
 from easyscale.runtime.reduce import Order
 from easyscale.runtime.staging import StagingKind
@@ -63,13 +64,14 @@ class Engine(ABC):
             )
         self.spec, self.settings = spec, settings
         self.world = spec.ests
-        self.ests = spec.plan.range_of(spec.worker)
+        self.ests = spec.plan.range_of(spec.place)
         self.device = _device(spec)
         self.epoch, self.step = 0, 0
         self.model: torch.nn.Module | None = None
-        self.journal = Journal(spec.worker, self.ests, spec.events_fd, settings.on_nonfinite)
+        self.line = line_of(spec)
+        self.journal = Journal(spec, settings.on_nonfinite, self.line)
         self.observer = self._make_observer(spec)
-        self._started = started
+        self.started = started
         self.timings: dict[str, float] = {}
         self.in_epochs = False
         self.loops = 0  # loops over prepared loaders begun in this epoch
@@ -100,6 +102,14 @@ class Engine(ABC):
 
     @abstractmethod
     def rank(self) -> int: ...
+
+    def current_est(self) -> int | None:
+        """The EST whose local step runs, if one does."""
+        return None
+
+    def est_of(self, problem: BaseException) -> int | None:
+        """The EST in whose local step the script raised this, if it was in one."""
+        return self.current_est()
 
     @abstractmethod
     def register(self, name: str, target: Any, per_est: bool) -> None: ...
@@ -136,7 +146,7 @@ class Engine(ABC):
         """The script returned."""
 
     def ready(self) -> None:
-        seconds = time.time() - self._started
+        seconds = time.time() - self.started
         self.timings["ready"] = seconds
         self.journal.tell(Ready(worker=self.spec.worker, pid=os.getpid(), step=self.step, seconds=seconds))
 
@@ -239,20 +249,20 @@ def batch_size(batch: Any) -> int:
     return int(batch.shape[0]) if isinstance(batch, torch.Tensor) and batch.dim() else 0
 
 
-def attach(model: torch.nn.Module, before: Callable[[], None], after: Callable[[Any], Any]) -> None:
+def attach(model: torch.nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any], Any]) -> None:
     """Call `before` and `after` each forward of this very model (not of a deep copy of it).
 
     Plain functions: a deep copy of the model shares them instead of copying what they belong to.
     """
 
-    def enter(module: torch.nn.Module, args: Any) -> None:
+    def enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if module is model:
-            before()
+            before(args, kwargs)
 
     def leave(module: torch.nn.Module, args: Any, output: Any) -> Any:
         return after(output) if module is model else None
 
-    model.register_forward_pre_hook(_untraced(enter), prepend=True)
+    model.register_forward_pre_hook(_untraced(enter), prepend=True, with_kwargs=True)
     model.register_forward_hook(_untraced(leave))
 
 
@@ -284,7 +294,7 @@ def _device(spec: WorkerSpec) -> torch.device:
                 "torch.cuda.is_available() is False on this machine.",
                 "use --device cpu, or install a CUDA build of torch and check nvidia-smi.",
             )
-        return torch.device("cuda", spec.worker % torch.cuda.device_count())
+        return torch.device("cuda", spec.place % torch.cuda.device_count())
     try:
         return torch.device(kind)
     except RuntimeError:

@@ -19,6 +19,8 @@ import torch
 
 from easyscale.core.errors import NonFiniteError, UsageError
 from easyscale.core.messages import Event, Fingerprint, Message, StepDone, encode
+from easyscale.core.spec import WorkerSpec
+from easyscale.runtime.control import Line
 
 OnNonFinite = Literal["warn", "stop"]
 # Steps whose values may wait on the device before we ask for them. Small: a loss that turns NaN is seen soon.
@@ -34,19 +36,23 @@ class _Pending:
     copied: Any  # a CUDA event, or None
     samples: int
     time: float
+    ests: list[int]
 
 
 class Journal:
-    """Messages of one worker, in order, on the pipe that the launcher gave it."""
+    """Messages of one worker, in order, to its master, or on the pipe that the launcher gave it."""
 
-    def __init__(self, worker: int, ests: range, events_fd: int | None, on_nonfinite: OnNonFinite) -> None:
-        self._worker, self._ests, self._fd = worker, ests, events_fd
+    def __init__(self, spec: WorkerSpec, on_nonfinite: OnNonFinite, line: Line | None = None) -> None:
+        self._worker, self._fd, self._line = spec.worker, spec.events_fd, line
         self._on_nonfinite = on_nonfinite
         self._now: dict[tuple[int, str], torch.Tensor | float] = {}
         self._pending: deque[_Pending] = deque()
         self._warned = False
 
     def tell(self, message: Message) -> None:
+        if self._line is not None:
+            self._line.tell(message)
+            return
         if self._fd is None:
             if isinstance(message, Event):
                 print(f"easyscale: {message.text}", file=sys.stderr, flush=True)
@@ -77,9 +83,10 @@ class Journal:
                 ) from None
             self._now[est, name] = number
 
-    def step_done(self, step: int, epoch: int, samples: int) -> None:
-        names, values = list(self._now), list(self._now.values())
-        self._now = {}
+    def step_done(self, step: int, epoch: int, samples: int, ests: list[int]) -> None:
+        """A global step is complete in which this worker ran these ESTs."""
+        names = [key for key in self._now if key[0] in ests]
+        values = [self._now.pop(key) for key in names]
         on_device = [v for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"]
         copied = None
         stored: torch.Tensor | list[float]
@@ -92,7 +99,7 @@ class Journal:
             copied.record()
         else:
             stored = [float(v) for v in values]
-        self._pending.append(_Pending(step, epoch, names, stored, copied, samples, time.time()))
+        self._pending.append(_Pending(step, epoch, names, stored, copied, samples, time.time(), sorted(ests)))
         self.flush(force=len(self._pending) > MOST_PENDING)
 
     def flush(self, force: bool = False) -> None:
@@ -110,11 +117,11 @@ class Journal:
         values = pending.values if isinstance(pending.values, list) else pending.values.tolist()
         metrics: dict[str, list[float | None]] = {}
         for (est, name), value in zip(pending.names, values, strict=True):
-            row = metrics.setdefault(name, [None] * len(self._ests))
-            row[est - self._ests.start] = value
+            row = metrics.setdefault(name, [None] * len(pending.ests))
+            row[pending.ests.index(est)] = value
         self.tell(
             StepDone(
-                worker=self._worker, step=pending.step, epoch=pending.epoch, ests=list(self._ests), metrics=metrics,
+                worker=self._worker, step=pending.step, epoch=pending.epoch, ests=pending.ests, metrics=metrics,
                 samples=pending.samples, time=pending.time,
             )
         )  # fmt: skip

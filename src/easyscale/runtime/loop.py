@@ -33,6 +33,13 @@ class PreparedLoader:
         self.taken: dict[int, int] = {}  # batches of this epoch by EST
         self.waiting: dict[int, Any] = {}  # cursors of a checkpoint, taken up when the loop begins
         self.opened = 0  # loops begun: the epoch, for scripts that do not use es.epochs()
+        self.epoch_number = 0  # of the loop that runs
+        self.running = False  # the ESTs have opened their epochs
+
+    def place_of(self, est: int) -> tuple[int, int, dict[str, Any]]:
+        """Where an EST stands: batches taken in this epoch, loops begun, the cursor of its feed."""
+        waiting = self.waiting.get(est)
+        return self.taken.get(est, 0), self.opened, self.feed.cursor(est) if waiting is None else waiting
 
     @property
     def completes_step(self) -> bool:
@@ -74,60 +81,103 @@ class PreparedLoader:
     def _round(self) -> Generator[Any, None, bool]:
         """One turn of each EST. Returns whether there may be another round."""
         session = self._session
-        for position, est in enumerate(session.ests):
-            session.turns.begin(est, position)
-            taken = 0
-            while taken == 0 or session.turns.wants_more():
-                try:
-                    batch = self.feed.next(est)
-                except StopIteration:
-                    break
-                if taken == 0:
-                    session.turns.batch_drawn()
-                    if position == 0:
-                        session.agreement.announce(more=True, trained=session.trained)
-                self.batch_index = self.taken.get(est, 0)
-                self.taken[est] = self.batch_index + 1
-                taken += 1
-                session.samples += batch_size(batch)
-                batch = place(batch, session.device) if session.options.place_batches else batch
-                if session.observer is None:
-                    yield batch
-                else:
-                    with session.observer.body(est, session.step, batch) as seen:
-                        yield seen
+        session.round_begins()
+        while True:
+            while session.pending:
+                turn = session.pending.pop(0)
+                if turn.ghost:
+                    yield from self._ghost(turn.est)
+                elif not (yield from self._turn(turn.est)):
+                    yield from self._end(turn.est)
+                    return False
+            if session.finish_round():
+                return True
+
+    def _turn(self, est: int) -> Generator[Any, None, bool]:
+        """An EST's local step. False: the round has no data."""
+        session = self._session
+        first = not session.ran
+        session.turns.begin(est, first=first, last=not session.pending)
+        taken = 0
+        while taken == 0 or session.turns.wants_more():
+            try:
+                batch = self.feed.next(est)
+            except StopIteration:
+                break
             if taken == 0:
-                self._all_must_end(position)
-                return False
-            session.turns.end()
-        session.round_ends()
+                session.turns.batch_drawn()
+                if first:
+                    session.announce()
+            taken += 1
+            yield from self._body(est, batch)
+        if taken == 0:
+            session.turns.abandon()
+            if not first:
+                raise _different_lengths(est, session.ran[-1])
+            return False
+        session.turns.end()
+        session.turn_ended(est)
         return True
 
-    def _all_must_end(self, position: int) -> None:
+    def _body(self, est: int, batch: Any) -> Generator[Any, None, None]:
         session = self._session
-        session.turns.abandon()
-        if position > 0:
-            raise _different_lengths(session.ests[position], session.ests[position - 1])
-        for position, est in enumerate(session.ests[1:], 1):
-            session.turns.begin(est, position)
-            try:
-                self.feed.next(est)
-            except StopIteration:
-                session.turns.abandon()
-            else:
-                raise _different_lengths(session.ests[0], est)
-        session.agreement.announce(more=False, trained=session.trained)
-        session.agreement.hear()
-        session.data_ended()
+        self.batch_index = self.taken.get(est, 0)
+        self.taken[est] = self.batch_index + 1
+        session.samples += batch_size(batch)
+        batch = place(batch, session.device) if session.options.place_batches else batch
+        if session.observer is None:
+            yield batch
+        else:
+            with session.observer.body(est, session.step, batch) as seen:
+                yield seen
 
-    def draw_for_the_rest(self, position: int) -> None:
+    def _ghost(self, est: int) -> Generator[Any, None, None]:
+        """An EST's local step of the round before, once more."""
+        session, samples = self._session, self._session.samples
+        with session.ghost_begins(est):
+            session.turns.begin(est, first=False, last=False, ghost=True)
+            taken = 0
+            while taken == 0 or session.turns.wants_more():
+                batch = self.feed.next(est)
+                if taken == 0:
+                    session.turns.batch_drawn()
+                taken += 1
+                yield from self._body(est, batch)
+            session.turns.end()
+        session.samples = samples
+
+    def _end(self, ended: int) -> Generator[Any, None, None]:
+        """The data of one EST is exhausted: so must be that of all."""
+        session, checked = self._session, {ended}
+        while True:
+            for est in session.ests:
+                if est not in checked:
+                    self._must_be_exhausted(est, ended)
+                    checked.add(est)
+            if session.end_of_data():
+                return
+            while session.pending:
+                yield from self._ghost(session.pending.pop(0).est)
+
+    def _must_be_exhausted(self, est: int, ended: int) -> None:
+        session = self._session
+        session.turns.begin(est, first=False, last=False)
+        try:
+            self.feed.next(est)
+        except StopIteration:
+            session.turns.abandon()
+        else:
+            raise _different_lengths(ended, est)
+
+    def draw_for_the_rest(self) -> None:
         """The script broke out before the first backward of a round: every rank of stock DDP has drawn this batch."""
         session = self._session
-        for later, est in enumerate(session.ests[position + 1 :], position + 1):
-            session.turns.begin(est, later)
+        for turn in session.pending:
+            session.turns.begin(turn.est, first=False, last=False)
             with contextlib.suppress(StopIteration):
-                self.feed.next(est)
+                self.feed.next(turn.est)
             session.turns.abandon()
+        session.pending = []
 
 
 def _different_lengths(ended: int, has_more: int) -> LoaderLengthError:

@@ -1,4 +1,4 @@
-"""Joining the job: the group of this plan's workers, the same record everywhere, the same first state."""
+"""The workers of the plan in force, this one's place among them, and what they must have in common."""
 
 from __future__ import annotations
 
@@ -7,32 +7,97 @@ from typing import Any
 
 import torch
 
-from easyscale.core.errors import RecordMismatchError
+from easyscale.core.control import Member, Order
+from easyscale.core.errors import RecordMismatchError, WorkerLostError
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.record import collect, differences
+from easyscale.runtime.control import Line
 from easyscale.runtime.engine import ScriptSettings
-from easyscale.runtime.group import Group
+from easyscale.runtime.group import LOOPBACK, Group, Meeting
 from easyscale.runtime.reduce import Reducer
 
+# A worker that is to join waits for a step to end, however long that takes; the master calls it off before this.
+PATIENCE = 24 * 3600.0
 
-def join(spec: WorkerSpec, name: str) -> Group:
-    return Group(spec.rendezvous, spec.worker, spec.plan.workers, spec.timeout, name)
+
+class Membership:
+    """Forms the groups of one plan after the other. `line` is None where the plan never changes."""
+
+    def __init__(self, spec: WorkerSpec, line: Line | None) -> None:
+        self._spec, self.line = spec, line
+        self.epoch = -1
+        self.until: int | None = None  # completed steps after which the next order is waited for
+        self._groups: list[Group] = []
+        if line is not None:
+            line.on_halt = self.sever
+            line.is_waiting = lambda: any(group.waiting for group in self._groups)
+
+    def first_order(self) -> Order:
+        """The plan with which this worker begins."""
+        if self.line is not None:
+            return self.line.next_order(-1, PATIENCE)
+        ranges = self._spec.plan.ranges()
+        members = tuple(Member(worker=w, first=r.start, count=len(r)) for w, r in enumerate(ranges))
+        return Order(epoch=0, how="start", members=members, rendezvous=self._spec.rendezvous or "")
+
+    def form(self, order: Order) -> tuple[Group, Group]:
+        """The groups of a plan: one for gradients, one to talk beside them."""
+        rank = order.rank_of(self._spec.worker)
+        assert rank is not None
+        self._groups = []
+        return tuple(self._group(order, rank, order.plan.workers, name) for name in ("gradients", "talk"))  # type: ignore[return-value]
+
+    def transfer(self, order: Order, donor: bool) -> Group:
+        """For the state on its way to the workers that join: the donor is rank 0."""
+        rank = 0 if donor else 1 + sorted(order.joining).index(self._spec.worker)
+        return self._group(order, rank, 1 + len(order.joining), "state", PATIENCE)
+
+    def _group(self, order: Order, rank: int, workers: int, name: str, patience: float | None = None) -> Group:
+        line = self.line
+        meeting = Meeting(
+            rendezvous=f"{order.rendezvous}.state" if name == "state" else order.rendezvous,
+            timeout=self._spec.timeout,
+            patience=patience or self._spec.timeout,
+            address=self._spec.control.address if self._spec.control is not None else LOOPBACK,
+            called_off=lambda: line is not None and line.superseded(order.epoch),
+        )
+        group = Group(meeting, rank, workers, name)
+        self._groups.append(group)
+        if line is not None and line.superseded(order.epoch):  # while it was formed, so that nobody severed it
+            self.sever()
+        return group
+
+    def sever(self) -> None:
+        for group in self._groups:
+            group.sever()
+
+    def confirm(self, order: Order, ests: range, step: int) -> None:
+        """From here on this worker is on the plan; refused if it was called off meanwhile."""
+        if self.line is not None and not self.line.joined(order.epoch, ests, step):
+            raise called_off(order)
+        self.epoch, self.until = order.epoch, order.until
+
+
+def called_off(order: Order) -> WorkerLostError:
+    return WorkerLostError(
+        f"Plan {order.epoch} was called off.", "one of its workers was lost.", "the master names the next plan."
+    )
 
 
 def agree_on_record(group: Group, spec: WorkerSpec, settings: ScriptSettings, device: torch.device) -> dict[str, Any]:
     """Collect the numerics record; refuse a plan whose workers differ where the level forbids it."""
-    ours = collect(
+    ours = own_record(spec, settings, device)
+    others = group.gather_json(ours)
+    for worker, theirs in enumerate(others):
+        refuse_differences(theirs, others[0], f"worker {worker}", "worker 0")
+    return ours
+
+
+def own_record(spec: WorkerSpec, settings: ScriptSettings, device: torch.device) -> dict[str, Any]:
+    return collect(
         level=spec.determinism, ests=spec.ests, seed=settings.seed, reduction=settings.reduction, device=device,
         split=spec.plan.split,
     )  # fmt: skip
-    others = [json.loads(raw) for raw in group.gather_bytes(json.dumps(ours).encode())]
-    odd = [worker for worker, theirs in enumerate(others) if differences(theirs, ours)]
-    # All workers learn of it, so that none waits for one that has left.
-    verdict = json.loads(group.broadcast_bytes(json.dumps([odd[0], others[odd[0]], ours] if odd else None).encode()))
-    if verdict is not None:
-        worker, theirs, first = verdict
-        refuse_differences(theirs, first, f"worker {worker}", "worker 0")
-    return ours
 
 
 def refuse_differences(ours: dict[str, Any], theirs: dict[str, Any], here: str, there: str) -> None:

@@ -69,7 +69,7 @@ class ReferenceSession(Engine):
             **wishes,
         )
         self.options, self.model, self.trained = options, model, False
-        attach(model, self._before_forward, self._after_forward)
+        attach(model, lambda args, kwargs: self._before_forward(), self._after_forward)
         give_no_sync(model, self.ddp)
         loaders = {id(loader): ReferenceLoader(self, loader) for loader in kinds["loaders"]}
         if self.observer is not None:
@@ -102,7 +102,7 @@ class ReferenceSession(Engine):
             return
         self.trained = False
         self.step += 1
-        self.journal.step_done(self.step - 1, self.epoch, samples)
+        self.journal.step_done(self.step - 1, self.epoch, samples, list(self.ests))
         every = self.spec.fingerprint_every
         if every and self.step % every == 0 and self.spec.worker == 0:
             assert self.model is not None

@@ -1,25 +1,31 @@
 """One worker: composes contexts, data, buffers, reduction and gates into the rhythm of global steps.
 
-Reads from top to bottom as a step runs: `loop_begins`, for each EST a turn (`turns`), then `round_ends`, which
-completes the global step and is the only place where state is consistent: fingerprints, checkpoints, stops and
-hand-overs happen there.
+Reads from top to bottom as a step runs: `loop_begins`, `round_begins`, for each EST a turn (`turns`), then
+`finish_round`, which completes the global step and is the only place where state is consistent: fingerprints,
+checkpoints, stops and switches happen there. A peer may be lost at any moment: `recovery` then brings this worker onto
+the next plan, and what was being done with the peers is done again.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import torch
 
-from easyscale.core.errors import EasyScaleError, LoopError, PromiseError, UsageError
-from easyscale.core.messages import HandedOver
+from easyscale.core.control import Wish
+from easyscale.core.errors import EasyScaleError, LoopError, PromiseError, UsageError, WorkerLostError
+from easyscale.core.plan import Plan
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.fingerprint import fingerprint
-from easyscale.runtime import membership, state
-from easyscale.runtime.agreement import Agreement, Wishes
+from easyscale.runtime import joining, membership, saving, state
 from easyscale.runtime.buffers import Buffers
 from easyscale.runtime.context import placed_like
+from easyscale.runtime.control import FAREWELL_SECONDS
 from easyscale.runtime.data.feed import Feed
 from easyscale.runtime.engine import (
     Engine,
@@ -30,6 +36,7 @@ from easyscale.runtime.engine import (
     refuse_unsupported,
     sort_objects,
 )
+from easyscale.runtime.exchange import Exchange, Wishes
 from easyscale.runtime.gates import (
     SHARED_UPDATES,
     Rhythm,
@@ -38,10 +45,22 @@ from easyscale.runtime.gates import (
     gate_optimizer,
     refuse_unprepared_schedulers,
 )
+from easyscale.runtime.group import Group
 from easyscale.runtime.loop import PreparedLoader
+from easyscale.runtime.recovery import Adopted, recover
 from easyscale.runtime.reduce import Reducer, ReductionSettings
 from easyscale.runtime.stops import Leaving
 from easyscale.runtime.turns import Turns, module_generators
+from easyscale.runtime.undo import Undo
+from easyscale.runtime.warmup import Sample, warm_up
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An EST that is to run in this round; as a ghost: once more in the round before."""
+
+    est: int
+    ghost: bool = False
 
 
 class EstSession(Engine):
@@ -49,8 +68,11 @@ class EstSession(Engine):
 
     def __init__(self, spec: WorkerSpec, settings: ScriptSettings, started: float) -> None:
         super().__init__(spec, settings, started)
-        self.group = membership.join(spec, "gradients")
-        self.record = membership.agree_on_record(self.group, spec, settings, self.device)
+        self.plan = spec.plan
+        self.members = membership.Membership(spec, self.line)
+        self.group = self.talk = Group(None, 0, 1)
+        self._sent_before = 0  # bytes, to the peers of earlier plans
+        self.record: dict[str, Any] = {}
         self.store = state.open_store(self)
         self.rhythm = Rhythm()
         self.turns: Turns
@@ -58,16 +80,37 @@ class EstSession(Engine):
         self._early: dict[str, Any] = {}  # registered per EST before es.prepare()
         self.unclaimed: dict[str, Any] = {}  # registered state of a checkpoint that waits for its object
         self.resumed = False
+        self.joined_late = False  # it came to a running job
         self.resumed_loop: tuple[int, int] | None = None  # (loader, how many loops the epoch began before it)
         self.loader: PreparedLoader | None = None
         self.samples = 0
-        self._saved_step = -1
+        self._left: tuple[int | None, Any, int] = (None, None, 0)  # the EST, code and line where a loop was left early
         self._broken: EasyScaleError | None = None
         self._unsettled: Literal["round", "step"] | None = None
-        self.agreement = Agreement(membership.join(spec, "agreement"), spec.checkpoint_seconds)
+        self.exchange = Exchange(spec.checkpoint_seconds)
+        self.saving = saving.Saving(self)
+        self._saves = False  # the checkpoints of an elastic job are this worker's to write
+        self.sample = Sample(self)
         self.trained = True  # the last round was a global step
+        self.rounds = 0  # complete ones: global steps, and rounds without a backward
+        self.base_rounds = 0  # rounds after which EST 0 had the buffers that are `base`
+        # Places of the script where EST 0's buffers go to all workers, that this one has come to and has left behind:
+        # counted, so that after a loss all agree on what is still to be shared.
+        self.share_points = self.shared_points = 0
+        self.wishes = Wishes(False, 0, 0)  # of the last complete round
+        self.pending: list[Turn] = []
+        self.ran: list[int] = []  # ESTs that had their turn in this round
+        self.adopted: list[Adopted] = []  # ESTs of a lost worker that are to be taken up
+        self.overtaken = False  # peers have completed this round
+        self.late_order: list[int] | None = None  # of the buckets, from a peer
+        self.late_gradients: list[Any] = []  # what p.grad is when the round that peers have completed is over
+        self._told_step = True
+        self._round_is: Literal["none", "open", "closed"] = "none"
         signals = [signal.SIGTERM] + ([signal.SIGINT] if spec.events_fd is not None else [])
-        self.agreement.listen(signals, self._stop_now)
+        self.exchange.listen(signals, self._signalled)
+        if self.line is not None:
+            self.line.on_wish = self._wished
+            self.exchange.newest_order = self.line.switch_in_hand
 
     # ------------------------------------------------------------------ prepare
 
@@ -79,30 +122,54 @@ class EstSession(Engine):
         refuse_unsupported(model)
         self.options = options
         model.to(self.device)
-        membership.share_initial_state(self.group, model)
+        if self.line is not None:
+            warm_up(self, model)
         self.optimizers, self.schedulers, self.scalers = kinds["optimizers"], kinds["schedulers"], kinds["scalers"]
         ignored = frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-        self.buffers = Buffers(model, ignored, self.group, self.ests)
+        self.buffers = Buffers(model, ignored)
         self.reducer = self._make_reducer(model, ignored)
+        self.undo = Undo(self.reducer.parameters)
         self.loaders = [
             PreparedLoader(self, loader, self._make_feed(loader), i) for i, loader in enumerate(kinds["loaders"])
         ]
         feeds = [generator for loader in self.loaders for generator in loader.feed.generators]
         generators = tuple(dict.fromkeys([*feeds, *module_generators(model)]))
         self.turns = Turns(model, self.buffers, self.reducer, self.rhythm, generators, options, self.device)
-        self.turns.found(self.settings.seed)
+        self.turns.elastic = self.line is not None
+        self._install(model)
+        joining.join(self, model)
+        if self.line is None:
+            self.ready()
+        prepared = iter(self.loaders)
+        return [next(prepared) if thing in kinds["loaders"] else thing for thing in objects]
+
+    def founded(self, model: torch.nn.Module) -> None:
+        """The job begins: every worker can say where each EST starts."""
+        self.turns.have(self.turns.found(self.ests, self.settings.seed))
         self.seed_between()
         self.model = model
         self.buffers.keep_as_base()
         for name, target in self._early.items():
             self.turns.register(name, target)
-        self._install(model)
         if self.observer is not None:
             self.observer.prepared(model, self.optimizers)
-        state.resume(self)
-        self.ready()
-        prepared = iter(self.loaders)
-        return [next(prepared) if thing in kinds["loaders"] else thing for thing in objects]
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sent_before + self.group.bytes_sent
+
+    def use_plan(self, plan: Plan, groups: tuple[Group, Group]) -> None:
+        """This worker's ESTs and peers from now on. The contexts of ESTs that come are taken up by `settle_in`."""
+        self._sent_before = self.bytes_sent
+        self.plan, (self.group, self.talk) = plan, groups
+        self.ests = plan.range_of(self.group.worker)
+        saves = self.store is not None and self.line is not None and 0 in self.ests
+        if saves and not self._saves and self.store is not None:
+            self.store.take_over()
+        self._saves = saves
+        self.reducer.use_plan(plan.split, self.group)
+        self.buffers.use_plan(self.group, self.ests, fixed=self.line is None)
+        self.exchange.regrouped(self.talk)
 
     def _make_reducer(self, model: torch.nn.Module, ignored: frozenset[str]) -> Reducer:
         named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and n not in ignored]
@@ -119,12 +186,14 @@ class EstSession(Engine):
             find_unused_parameters=self.options.find_unused_parameters,
         )
         names, parameters = zip(*named, strict=True)
-        return Reducer(names, parameters, self.spec.plan.split, self.group, settings, self.device)
+        reducer = Reducer(names, parameters, self.world, settings, self.device)
+        reducer.on_lost, reducer.before_commit = self._lost_in_sum, self._before_commit
+        return reducer
 
     def _make_feed(self, loader: Any) -> Feed:
         return Feed(
-            loader, world_size=self.world, ests=self.ests, seed=self.settings.seed, device=self.device,
-            announce=self._announce,
+            loader, world_size=self.world, ests=(), seed=self.settings.seed, device=self.device,
+            announce=self._announce, report=lambda text: self.journal.event("loader-restarted", text, self.step),
         )  # fmt: skip
 
     def _announce(self, est: int) -> None:
@@ -195,38 +264,154 @@ class EstSession(Engine):
                 "train in one loop an epoch, or checkpoint between epochs with es.checkpoint().",
             )
         self.loader, self.trained = loader, True
-        self.buffers.keep_as_base()  # code between loops may have changed them; rank 0's count
-        self.buffers.share_base()
+        loader.epoch_number = self.epoch if self.in_epochs else loader.opened
+        if self.joined_late and self.resumed_loop is not None:
+            self.buffers.base_to_live()  # the peers are inside the loop: what they gave counts
+        else:
+            self.buffers.keep_as_base()  # code between loops may have changed them; rank 0's count
+            self.share_points += 1
+            self.together(self._share_base)
         for est, cursor in loader.waiting.items():
             self.turns.restore_feed(est, loader.feed, cursor)
+            if self.resumed_loop is None:
+                loader.feed.close(est)  # it stood at the end of a loop that is over
         loader.waiting = {}
+        loader.running = True
         if self.resumed_loop is not None:
             self.resumed_loop, self.rhythm.replaying = None, False  # its cursors stand where the checkpoint left them
             return
         loader.taken = {}
         for est in self.ests:
-            self.turns.open_feed(est, loader.feed, self.epoch if self.in_epochs else loader.opened)
+            self.turns.open_feed(est, loader.feed, loader.epoch_number)
         loader.opened += 1
 
-    def round_ends(self) -> None:
-        """All ESTs of this worker had their turn: the global step is complete."""
-        wishes = self.agreement.hear()
-        if self._close_round():
-            self._share_step()
-            self._act(wishes)
+    def round_begins(self) -> None:
+        self.turns.capture()
+        self.exchange.note(self.turns.contexts, self.loaders)
+        self._round_is = "open"
+        self.pending, self.ran = [Turn(est) for est in self.ests], []
 
-    def data_ended(self) -> None:
-        """The loaders of all workers are exhausted. What follows the loop sees EST 0's buffers on every worker."""
-        if not self.trained:  # its last round was no global step, which would have shared them
-            self.buffers.share_base()
+    def announce(self) -> None:
+        """The first batch of a round is there, so the round is."""
+        try:
+            self.exchange.announce(self.rounds, more=True, trained=self.trained)
+        except WorkerLostError as problem:  # only where the announcement waits for its answer
+            self._recover(problem)
+            self.together(self.exchange.hear)
 
-    def _close_round(self) -> bool:
-        """This worker's part of ending a round. Returns whether it was a global step."""
-        self.buffers.next_becomes_base()
-        self.trained = self.turns.was_a_step()
-        if not self.trained:
-            self.samples = 0
+    def turn_ended(self, est: int) -> None:
+        self.ran.append(est)
+        self.settle_in()
+
+    def settle_in(self) -> None:
+        """Take up the ESTs of a lost worker. Nobody's turn: their random states may be made live."""
+        adopted, self.adopted = self.adopted, []
+        if not adopted:
+            return
+        joining.take_up(self, {one.est: one.tree for one in adopted})
+        ghosts = [Turn(one.est, ghost=True) for one in adopted if one.ghost]
+        if ghosts and self._round_is == "none":
+            raise WorkerLostError(
+                f"A worker was lost whose last local steps (ESTs {[turn.est for turn in ghosts]}) cannot be repeated.",
+                "it died while the loop was being left, before its ESTs' contexts had reached its peers.",
+                "restart with --resume latest.",
+            )
+        joins = self._round_is == "open" and not self.overtaken
+        self.pending += [*ghosts, *(Turn(one.est) for one in adopted if joins)]
+
+    def together(self, action: Callable[[], Any]) -> Any:
+        """Do something with all workers of the plan; again with the others where one is lost."""
+        while True:
+            try:
+                return action()
+            except WorkerLostError as problem:
+                self._recover(problem)
+                if self.turns.current is None:
+                    self.settle_in()
+
+    def _recover(self, problem: WorkerLostError) -> None:
+        recover(self, problem)
+        if self.turns.current is not None and (self.adopted or self.overtaken):
+            self.reducer.is_last = False  # of the turn that runs: others follow
+            self.turns.set_aside()
+
+    def _lost_in_sum(self, problem: WorkerLostError) -> bool:
+        """A peer was lost before the step counted. True: sum again; False: ESTs were adopted that must run first."""
+        self._recover(problem)
+        return not (self.adopted or self.overtaken)
+
+    def _before_commit(self) -> None:
+        """All sums are there: the step counts if all workers have been heard."""
+        self.exchange.hear()
+        if self.line is not None and self.group.workers > 1:
+            self.undo.keep()
+
+    def keep_buffers_while(self, action: Callable[[], None]) -> None:
+        mine = self.buffers.copy()
+        action()
+        self.buffers.put(mine)
+
+    def ghost_begins(self, est: int) -> Any:
+        """Run a local step of the round before again, on what it had then. Enter what comes back."""
+        return joining.ghost(self, est)
+
+    def finish_round(self) -> bool:
+        """All ESTs of this worker had their turn. False: a peer was lost, and there are turns to run before."""
+        try:
+            if self._round_is == "open":
+                self.wishes = self.exchange.hear()
+                self._close_round()
+            if self.trained:
+                self._share_step()
+                self._act()
+        except WorkerLostError as problem:
+            self._recover(problem)
+            self.settle_in()
             return False
+        self._round_is = "none"
+        return True
+
+    def end_of_data(self) -> bool:
+        """The loaders of all workers are exhausted. What follows the loop sees EST 0's buffers on every worker.
+
+        The contexts go to all workers before anyone leaves the loop: outside of it no local step can be run again.
+        """
+        try:
+            if not self.exchange.announced:
+                self._round_is = "open"
+                self.share_points += not self.trained  # its last round was no global step, which would have shared them
+                self.turns.capture()
+                self.exchange.note(self.turns.contexts, self.loaders)
+                self.exchange.announce(self.rounds, more=False, trained=self.trained)
+            self.exchange.hear()
+            self.saving.contexts_are_there()
+            self._share_base()
+        except WorkerLostError as problem:
+            self._recover(problem)
+            self.settle_in()
+            self.pending = [turn for turn in self.pending if turn.ghost]
+            return False
+        self.exchange.round_over()
+        self._round_is = "none"
+        return True
+
+    def _close_round(self) -> None:
+        """This worker's part of ending a round, local and once."""
+        self.exchange.round_over()
+        self.saving.contexts_are_there()
+        self._round_is = "closed"
+        self.rounds += 1
+        if self.group.workers == 1:
+            self.undo.drop()
+        if self.buffers.next_becomes_base():
+            self.base_rounds = self.rounds
+        self.turns.round_over()
+        self.trained = self.overtaken or self.turns.was_a_step()
+        samples, self.samples = self.samples, 0
+        if self.overtaken:
+            joining.accept_late(self)
+        if not self.trained:
+            return
         if not self.optimizers:
             raise UsageError(
                 "The job trains, but no optimizer was passed to es.prepare().",
@@ -234,42 +419,74 @@ class EstSession(Engine):
                 "pass it: model, optimizer, loader = es.prepare(model, optimizer, loader).",
             )
         self.step += 1
-        self.journal.step_done(self.step - 1, self.epoch, self.samples)
-        self.samples = 0
-        return True
+        self.share_points += 1
+        if self.line is not None:
+            self.line.step = self.step
+        self.journal.step_done(self.step - 1, self.epoch, samples, self.ran)
+        self._told_step = False
 
     def _share_step(self) -> None:
-        """The peers' part: rank 0's buffers for all, and once the order of the buckets."""
-        self.buffers.share_base()
+        """The peers' part, each piece once: rank 0's buffers for all, and at first the order of the buckets."""
+        self._share_base()
         if self.reducer.ready is None:
-            membership.share_order(self.group, self.reducer)
+            if self.late_order is None:
+                membership.share_order(self.group, self.reducer)
+            else:
+                self.reducer.rebuild(self.late_order)
+        if self._told_step:
+            return
+        self._told_step = True
+        self.tell_fingerprint()
+        if self.observer is not None:
+            self.observer.step_ended(self.step - 1)
+
+    def _share_base(self) -> None:
+        if self.shared_points < self.share_points:
+            self.buffers.share_base()
+            self.base_rounds, self.shared_points = self.rounds, self.share_points
+
+    def tell_fingerprint(self) -> None:
         every = self.spec.fingerprint_every
         if every and self.step % every == 0 and 0 in self.ests:
             assert self.model is not None
             self.buffers.base_to_live()
             self.journal.fingerprint(self.step, fingerprint(self.model))
-        if self.observer is not None:
-            self.observer.step_ended(self.step - 1)
 
-    def _act(self, wishes: Wishes) -> None:
-        """Save, stop or hand over: only here, where the state of all workers is that of one step."""
-        if self.store is not None and (wishes.checkpoint or wishes.stop or self._checkpoint_is_due()):
-            self._save()
+    def _act(self) -> None:
+        """Save, stop, switch or hand over: only here, where the state of all workers is that of one step."""
+        wishes, due = self.wishes, self.saving.is_due(self.wishes)
+        if wishes.stop or (due and self.is_over):
+            self.saving.save_now()
+        elif due:
+            self.saving.begin()
         if wishes.stop:
             self._stop(wishes.stop)
         if self.spec.stop_at is not None and self.step >= self.spec.stop_at:
-            self._hand_over()
+            self.saving.hand_over()
         self._leave_if_over()
+        if wishes.switch:
+            joining.switch(self, wishes.switch)
+        elif self.line is not None and self.members.until is not None and self.step >= self.members.until:
+            joining.switch(self, self.line.wait_for_switch(self.spec.timeout, self.exchange.is_stopping))
 
-    def _checkpoint_is_due(self) -> bool:
-        every = self.spec.checkpoint_every
-        return every is not None and self.step % every == 0 and self.step != self._saved_step
+    def exchange_now(self) -> Wishes:
+        """Between two rounds: all workers have the contexts of all ESTs as they are now."""
+        if not self.exchange.announced:
+            self.turns.capture()
+            self.exchange.note(self.turns.contexts, self.loaders, whole=True)
+            self.exchange.announce(self.rounds, more=True)
+        wishes = self.exchange.hear()
+        self.saving.contexts_are_there()
+        self.exchange.round_over()
+        return wishes
 
     def loop_ends(self, loader: PreparedLoader, outcome: BaseException | None) -> None:
         """Local only: this may run while an exception of the script unwinds, when peers may be gone."""
         if isinstance(outcome, GeneratorExit):
+            frame = sys._getframe(2)  # of the script: the line where it left the loop
+            self._left = (self.turns.current, frame.f_code, frame.f_lineno)
             self._left_early(loader)
-        self.loader = None
+        self.loader, loader.running, self._round_is = None, False, "none"
         if self.turns.current is not None:
             self.turns.abandon()
         if self.turns.switch(None):
@@ -282,12 +499,15 @@ class EstSession(Engine):
         turns = self.turns
         if turns.current is None:
             return
-        if turns.position == len(self.ests) - 1 and self.reducer.synchronised:
+        if self.rhythm.is_last and not self.pending and self.reducer.synchronised:
+            self.ran.append(turns.current)
             turns.end()
-            self._unsettled = "step" if self._close_round() else "round"
-        elif turns.position == 0 and not self.reducer.synchronised and not self.reducer.accumulated:
+            self.wishes = self.exchange.hear()  # it was heard before the step counted
+            self._close_round()
+            self._unsettled = "step"
+        elif turns.is_first and not self.reducer.synchronised and not self.reducer.accumulated:
             turns.abandon()
-            loader.draw_for_the_rest(0)
+            loader.draw_for_the_rest()
             self._unsettled = "round"
         else:
             self._broken = LoopError(
@@ -303,22 +523,27 @@ class EstSession(Engine):
         unsettled, self._unsettled = self._unsettled, None
         if unsettled is None:
             return
-        wishes = self.agreement.hear()
         if unsettled == "step":
-            self._share_step()
+            self.together(self._share_step)
         else:
-            self.buffers.share_base()
+            self.wishes = self.together(self.exchange.hear)
+            self.exchange.round_over()
+            self.share_points += 1
+            self.together(self._share_base)
+        wishes = self.wishes
+        later = self.together(self.exchange_now)
         self.buffers.base_to_live()
         # Between loops the place in the epoch is not known: what is wished waits for the end of the epoch's body.
-        if wishes.checkpoint or (unsettled == "step" and self._checkpoint_is_due()):
-            self.agreement.wish_checkpoint()
+        if wishes.checkpoint or later.checkpoint or (unsettled == "step" and self.saving.is_due(wishes)):
+            self.exchange.wish_checkpoint()
         if wishes.stop:
-            self.agreement.wish_stop(wishes.stop)
+            self.exchange.wish_stop(wishes.stop)
         self._leave_if_over()
 
-    def _before_forward(self) -> None:
+    def _before_forward(self, args: Any, kwargs: Any) -> None:
         if self.turns.current is None:
             self.settle()  # an evaluation after a `break` sees rank 0's buffers
+        self.sample.look(self, args, kwargs)
         self.turns.before_forward()
 
     # ------------------------------------------------------------------ leaving
@@ -330,32 +555,19 @@ class EstSession(Engine):
                 "nobody said where checkpoints go.",
                 "start it with --checkpoint-dir DIR, or es.init(checkpoint_dir=...).",
             )
-        self.agreement.wish_checkpoint()
+        self.exchange.wish_checkpoint()
 
     def epoch_ended(self) -> None:
         if self.loader is not None:
             self.loader.leave()
         self.settle()
-        self.agreement.announce(more=True)
-        self._act(self.agreement.hear())
-
-    def _save(self) -> None:
-        self.agreement.saved()
-        self._saved_step = self.step
-        state.save(self)
-
-    def _hand_over(self) -> NoReturn:
-        state.hand_over(self)
-        self.journal.flush(force=True)
-        sent = self.group.bytes_sent
-        self.journal.tell(HandedOver(step=self.step, worker=self.spec.worker, timings=self.timings, bytes_sent=sent))
-        self.leaving = True
-        raise Leaving(0)
+        self.wishes = self.together(self.exchange_now)
+        self.together(self._act)
 
     def _leave_if_over(self) -> None:
         if self.is_over:
             self.buffers.base_to_live()
-            self.done(self.group.bytes_sent)
+            self.done(self.bytes_sent)
             self.leaving = True
             raise Leaving(0)
 
@@ -363,16 +575,35 @@ class EstSession(Engine):
         self.leaving = True
         raise Leaving(128 + number)
 
-    def _stop_now(self, number: int) -> bool:
+    def _signalled(self, number: int) -> bool:
         """A signal came. Before the first step and after the last, nothing is in the way of leaving."""
+        if self.line is not None and self.members.epoch >= 0:
+            self.line.want_to_leave()  # this worker alone: the others go on
+            return True
         if self.loader is None and not self.in_epochs:
             self._stop(number)
         return False
 
+    def _wished(self, wish: Wish) -> None:
+        """By the master, on the thread of its line."""
+        if wish.checkpoint and self.store is not None:
+            self.exchange.wish_checkpoint()
+        if wish.stop:
+            self.exchange.wish_stop(wish.stop)
+
     # ------------------------------------------------------------------ small things
 
+    def current_est(self) -> int | None:
+        return self.turns.current if hasattr(self, "turns") else None
+
+    def est_of(self, problem: BaseException) -> int | None:
+        """Python ends the loop before the error is told: so the place where it was left is looked for in the error."""
+        est, *place = self._left
+        entries = traceback.walk_tb(problem.__traceback__)
+        return est if any([frame.f_code, line] == place for frame, line in entries) else self.current_est()
+
     def rank(self) -> int:
-        current = self.turns.current if hasattr(self, "turns") else None
+        current = self.current_est()
         return self.ests.start if current is None else current
 
     def log(self, values: dict[str, Any]) -> None:
@@ -384,10 +615,12 @@ class EstSession(Engine):
             self.loader.leave()
         if self.model is not None:
             self.settle()
-        if self.model is not None and self.store is not None:
-            self._save()
-            self.store.wait()
-        self.done(self.group.bytes_sent)
+            if self.line is not None and self.store is None:
+                self.together(self.exchange_now)  # while one is still at work, the others can finish in its place
+            self.together(self.saving.save_now)
+            if self.store is not None:
+                self.store.wait()
+        self.done(self.bytes_sent)
         self.close()
 
     def leave(self) -> None:
@@ -401,3 +634,5 @@ class EstSession(Engine):
             loader.feed.shutdown()
         if self.model is not None:
             self.reducer.close()
+        if self.line is not None:
+            self.line.flush(FAREWELL_SECONDS)

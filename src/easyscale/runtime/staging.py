@@ -7,6 +7,7 @@ at a time, whatever the number of ESTs. Rows on the host of a worker that holds 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Literal
 
@@ -20,10 +21,10 @@ DEVICE_SHARE = 0.5
 
 
 class Staging:
-    """Rows for `slots` ESTs. `open` gives memory to fill on the device, `close` files it, `rows` gives them back."""
+    """Rows by bucket and EST. `open` gives memory to fill on the device, `close` files it, `rows` gives them back."""
 
-    def __init__(self, kind: StagingKind, device: torch.device, slots: int, *, sums_on_host: bool) -> None:
-        self.device, self.slots = device, slots
+    def __init__(self, kind: StagingKind, device: torch.device, ests: range, *, sums_on_host: bool) -> None:
+        self.device, self._ests = device, ests
         self._kind = kind
         self._host: bool | None = None if device.type == "cuda" and not sums_on_host else device.type == "cuda"
         self._rows: dict[tuple[int, int], torch.Tensor] = {}
@@ -47,24 +48,33 @@ class Staging:
         free, _ = torch.cuda.mem_get_info(self.device)
         reserved = torch.cuda.memory_reserved(self.device)
         room = free + reserved - torch.cuda.max_memory_allocated(self.device)
-        self._host = gradient_bytes * (self.slots + 1) > room * DEVICE_SHARE
+        self._host = gradient_bytes * (len(self._ests) + 1) > room * DEVICE_SHARE
 
-    def open(self, bucket: int, slot: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+    def open(self, bucket: int, est: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
         if self.on_host:
             return torch.empty(elements, dtype=dtype, device=self.device)
-        return self._row(bucket, slot, elements, dtype, self.device)
+        return self._row(bucket, est, elements, dtype, self.device)
 
-    def close(self, bucket: int, slot: int, flat: torch.Tensor) -> None:
+    def close(self, bucket: int, est: int, flat: torch.Tensor) -> None:
         if not self.on_host:
             return
-        row = self._row(bucket, slot, flat.numel(), flat.dtype, torch.device("cpu"))
+        row = self._row(bucket, est, flat.numel(), flat.dtype, torch.device("cpu"))
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             row.copy_(flat, non_blocking=True)
         flat.record_stream(self.stream)
 
     def rows(self, bucket: int) -> list[torch.Tensor]:
-        return [self._rows[bucket, slot] for slot in range(self.slots)]
+        return [self._rows[bucket, est] for est in self._ests]
+
+    def take_over(self, former: Staging, buckets: int, ests: Sequence[int]) -> None:
+        """The rows that another plan had set aside, where this one wants them."""
+        former.join()
+        for bucket in range(buckets):
+            for est in ests:
+                row = former._rows[bucket, est]
+                where = torch.device("cpu") if self.on_host else self.device
+                self._row(bucket, est, row.numel(), row.dtype, where).copy_(row)
 
     def beside(self) -> Any:
         """Run on the side stream, after all that the main stream has been given so far."""
@@ -78,10 +88,10 @@ class Staging:
         if self.stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
-    def _row(self, bucket: int, slot: int, elements: int, dtype: torch.dtype, where: torch.device) -> torch.Tensor:
-        row = self._rows.get((bucket, slot))
+    def _row(self, bucket: int, est: int, elements: int, dtype: torch.dtype, where: torch.device) -> torch.Tensor:
+        row = self._rows.get((bucket, est))
         if row is None or row.numel() != elements:
             pinned = where.type == "cpu" and self.device.type == "cuda"
             row = torch.zeros(elements, dtype=dtype, device=where, pin_memory=pinned)
-            self._rows[bucket, slot] = row
+            self._rows[bucket, est] = row
         return row

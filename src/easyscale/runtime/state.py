@@ -1,4 +1,4 @@
-"""The job's state: gathered at a step boundary, written to a checkpoint or a hand-off folder, and put back.
+"""The job's state: gathered at a step boundary, written to a checkpoint, sent to a peer, and put back.
 
 Model, optimizers, schedulers, scalers and registered shared objects are the same on every worker and are stored once;
 each EST's context and loader cursor is stored by virtual rank, so that any plan can pick it up.
@@ -6,11 +6,9 @@ each EST's context and loader cursor is stored by virtual rank, so that any plan
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 import torch
 
 from easyscale.core.errors import CheckpointError
@@ -18,6 +16,7 @@ from easyscale.runtime import codec
 from easyscale.runtime.checkpoint import CheckpointStore, Snapshot
 from easyscale.runtime.context import EstContext, placed_like
 from easyscale.runtime.membership import refuse_differences
+from easyscale.runtime.replicas import leaves_of
 
 if TYPE_CHECKING:
     from easyscale.runtime.session import EstSession
@@ -31,29 +30,49 @@ def open_store(session: EstSession) -> CheckpointStore | None:
     return CheckpointStore(Path(spec.checkpoint_dir), keep=spec.checkpoint_keep, report=session.journal.event)
 
 
-def save(session: EstSession) -> None:
-    """Write a checkpoint in the background. A disk that fails is reported; training goes on."""
-    assert session.store is not None
-    snapshot = _gather(session)
-    if snapshot is not None:
-        session.store.save_in_background(snapshot)
-
-
-def hand_over(session: EstSession) -> None:
+def hand_over(session: EstSession, snapshot: Snapshot) -> None:
     """Leave the state for the workers of the next plan."""
     assert session.spec.handoff is not None
-    snapshot = _gather(session)
-    if snapshot is not None:
-        CheckpointStore(Path(session.spec.handoff), keep=1, report=lambda *_: None).save(snapshot)
+    CheckpointStore(Path(session.spec.handoff), keep=1, report=lambda *_: None).save(snapshot)
 
 
-def resume(session: EstSession) -> None:
-    """Put the state of a checkpoint back, after refusing what does not belong together."""
+def resume(session: EstSession) -> bool:
+    """Put the state of a checkpoint back, after refusing what does not belong together. False: there is none."""
     snapshot = _find(session)
     if snapshot is None:
-        return
+        return False
     here = f"this start (plan {session.spec.plan})"
     refuse_differences(session.record, snapshot.record, here, f"the checkpoint of step {snapshot.step}")
+    take_up(session, snapshot)
+    if session.group.worker == 0:
+        text = f"resumed at global step {snapshot.step}, epoch {session.epoch}, on plan {session.plan}."
+        session.journal.event("resumed", text, snapshot.step)
+    return True
+
+
+def take_up(session: EstSession, snapshot: Snapshot) -> None:
+    """Become a worker of the job at the snapshot's step. The script has not begun its loops."""
+    load_shared(session, snapshot)
+    shared = snapshot.shared
+    contexts = {est: context_of(snapshot.contexts[est], session.device) for est in session.ests}
+    session.turns.have(contexts)
+    session.step, session.epoch, session.resumed = snapshot.step, shared["loop"]["epoch"], True
+    if shared["ready"] is not None:
+        session.reducer.rebuild(shared["ready"])
+    inside = shared["loop"]["loader"] is not None
+    session.resumed_loop = (shared["loop"]["loader"], shared["loop"]["before"]) if inside else None
+    session.rhythm.replaying = inside  # said both ways: a worker that joins may have been given an older state before
+    session.left_epochs = shared["loop"]["left"]
+    for est in session.ests:
+        await_cursors(session, est, snapshot.contexts[est])
+    for name, target in session.turns.per_est.items():
+        session.turns.register(name, target)
+    session.buffers.keep_as_base()
+    session.exchange.replicas.leaves = {est: leaves_of(est, tree) for est, tree in enumerate(snapshot.contexts)}
+
+
+def load_shared(session: EstSession, snapshot: Snapshot) -> None:
+    """What all workers have alike."""
     _load_model(session, snapshot)
     assert session.model is not None
     shared = snapshot.shared  # on the host: each object knows where its state belongs
@@ -68,41 +87,17 @@ def resume(session: EstSession) -> None:
     for name, target in session.registered.items():
         if name in session.unclaimed:
             target.load_state_dict(placed_like(target.state_dict(), session.unclaimed.pop(name)))
-    for est in session.ests:
-        tree = snapshot.contexts[est]
-        session.turns.contexts[est] = _context(tree["context"], session.device)
-    session.step, session.epoch, session.resumed = snapshot.step, shared["loop"]["epoch"], True
-    if shared["ready"] is not None:
-        session.reducer.rebuild(shared["ready"])
-    if shared["loop"]["loader"] is not None:
-        session.resumed_loop = (shared["loop"]["loader"], shared["loop"]["before"])
-        session.rhythm.replaying = True
-    session.left_epochs = shared["loop"]["left"]
-    _restore_cursors(session, snapshot)
-    for name, target in session.turns.per_est.items():
-        session.turns.register(name, target)
-    session.buffers.keep_as_base()
-    if session.spec.worker == 0:
-        text = f"resumed at global step {snapshot.step}, epoch {session.epoch}, on plan {session.spec.plan}."
-        session.journal.event("resumed", text, snapshot.step)
 
 
 # ---------------------------------------------------------------------------------------- gathering
 
 
-def _gather(session: EstSession) -> Snapshot | None:
-    """The whole state at worker 0, copied to host memory; None on the others."""
+def gather_shared(session: EstSession, *, show_base: bool = True) -> dict[str, Any]:
+    """What all workers have alike, at a boundary. Live tensors, not copies."""
     assert session.model is not None
-    session.turns.capture()
-    session.buffers.base_to_live()
-    mine = codec.to_host([_est_tree(session, est) for est in session.ests])
-    if session.group.workers == 1:
-        contexts = mine
-    else:
-        contexts = [tree for payload in session.group.gather_bytes(_pack(mine)) for tree in _unpack(payload)]
-    if session.group.worker != 0:
-        return None
-    shared = {
+    if show_base:
+        session.buffers.base_to_live()
+    return {
         "optimizers": [o.state_dict() for o in session.optimizers],
         "schedulers": [s.state_dict() for s in session.schedulers],
         "scalers": [s.state_dict() for s in session.scalers],
@@ -114,44 +109,23 @@ def _gather(session: EstSession) -> Snapshot | None:
             "left": session.left_epochs,
         },
         "ready": session.reducer.ready,
-        "gradients": [p.grad for p in session.reducer.parameters],
+        "gradients": session.turns.boundary_gradients(),
         "transient": _transient(session.model),
     }
+
+
+def snapshot_of(session: EstSession) -> Snapshot:
+    """The shared state, copied to host memory now; the contexts follow when they are known."""
+    assert session.model is not None
     record = {**session.record, "job": session.spec.job, "buckets": session.reducer.bucket_map}
-    return Snapshot(
-        session.step, record, codec.to_host(dict(session.model.state_dict())), codec.to_host(shared), contexts
-    )
+    shared = codec.to_host(gather_shared(session))
+    return Snapshot(session.step, record, codec.to_host(dict(session.model.state_dict())), shared, [])
 
 
 def _transient(model: Any) -> dict[str, torch.Tensor]:
     """Buffers that are not in the state_dict (persistent=False)."""
     stored = model.state_dict().keys()
     return {name: tensor for name, tensor in model.named_buffers() if name not in stored}
-
-
-def _est_tree(session: EstSession, est: int) -> dict[str, Any]:
-    """Cursors of all loaders, open or closed: streams of loader processes may live on between epochs."""
-    cursors = [
-        {
-            "taken": loader.taken.get(est, 0),
-            "opened": loader.opened,
-            "feed": loader.waiting.get(est) or loader.feed.cursor(est),
-        }
-        for loader in session.loaders
-    ]
-    return {"context": session.turns.contexts[est].to_tree(), "cursors": cursors}
-
-
-def _pack(trees: list[Any]) -> bytes:
-    structure, tensors = codec.encode(trees)
-    text = json.dumps(structure).encode()
-    return len(text).to_bytes(8, "little") + text + safetensors.torch.save(tensors)
-
-
-def _unpack(payload: bytes) -> list[Any]:
-    length = int.from_bytes(payload[:8], "little")
-    tensors = safetensors.torch.load(payload[8 + length :])
-    return list(codec.decode(json.loads(payload[8 : 8 + length]), tensors))
 
 
 # ---------------------------------------------------------------------------------------- putting back
@@ -224,17 +198,16 @@ def _undo_casts(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None
                 optimizer.state[numbered[index]][name] = value.to(current.device, copy=True)
 
 
-def _context(tree: dict[str, Any], device: torch.device) -> EstContext:
-    context = EstContext.from_tree(tree)
+def context_of(tree: dict[str, Any], device: torch.device) -> EstContext:
+    context = EstContext.from_tree(tree["context"])
     context.buffers = codec.to_device(context.buffers, device)
     context.gradients = codec.to_device(context.gradients, device)
     return context
 
 
-def _restore_cursors(session: EstSession, snapshot: Snapshot) -> None:
+def await_cursors(session: EstSession, est: int, tree: dict[str, Any]) -> None:
     """Taken up when a loop begins: code above it may still set up its data set, as in each epoch."""
     for loader in session.loaders:
-        for est in session.ests:
-            saved = snapshot.contexts[est]["cursors"][loader.index]
-            loader.taken[est], loader.opened = saved["taken"], saved["opened"]
-            loader.waiting[est] = saved["feed"]
+        saved = tree["cursors"][loader.index]
+        loader.taken[est], loader.opened = saved["taken"], saved["opened"]
+        loader.waiting[est] = saved["feed"]

@@ -45,26 +45,28 @@ def chain_sum(rows: Sequence[torch.Tensor], split: tuple[int, ...], group: Group
     return acc
 
 
-class TreeStack:
-    """Partial sums of one bucket: at most one tensor per level of the tree, O(log k) in all."""
+class TreeNodes:
+    """Partial sums of one bucket: two nodes become their parent as soon as both are there, in whatever order they come.
+
+    ESTs that run in order leave at most one tensor per level of the tree, O(log k) in all.
+    """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
-        self._open: list[tuple[Node, torch.Tensor]] = []
+        self.held: dict[Node, torch.Tensor] = {}
 
-    def push(self, est: int, flat: torch.Tensor) -> None:
-        self._open.append((Node(est, est + 1), flat))
-        while len(self._open) > 1:
-            (left, a), (right, b) = self._open[-2:]
-            parent = _parent(self._ranks, left, right)
-            if parent is None:
-                return
-            a.add_(b)
-            self._open[-2:] = [(parent, a)]
+    def put(self, est: int, flat: torch.Tensor) -> None:
+        node, total = Node(est, est + 1), flat
+        while (pair := _pair_of(self._ranks, node)) is not None:
+            left, right, parent = pair
+            other = self.held.pop(right if node == left else left, None)
+            if other is None:
+                break
+            node, total = parent, other.add_(total)
+        self.held[node] = total
 
-    def take(self) -> dict[Node, torch.Tensor]:
-        nodes, self._open = dict(self._open), []
-        return nodes
+    def clear(self) -> None:
+        self.held = {}
 
 
 def tree_sum(nodes: Mapping[Node, torch.Tensor], covers: Sequence[Sequence[Node]], group: Group) -> torch.Tensor:
@@ -121,14 +123,12 @@ def _others(group: Group) -> list[int]:
     return [w for w in range(group.workers) if w != group.worker]
 
 
-def _parent(ranks: int, left: Node, right: Node) -> Node | None:
-    """The tree's node whose children are exactly these two, if there is one."""
-    node = Node(0, ranks)
-    while not node.leaf:
-        a, b = node.children()
-        if (a, b) == (left, right):
-            return node
-        node = a if right.hi <= a.hi else b
-        if not (node.lo <= left.lo and right.hi <= node.hi):
-            return None
+def _pair_of(ranks: int, node: Node) -> tuple[Node, Node, Node] | None:
+    """The two children of a node's parent, and the parent; None for the root."""
+    parent = Node(0, ranks)
+    while not parent.leaf and node != parent:
+        left, right = parent.children()
+        if node in (left, right):
+            return left, right, parent
+        parent = left if node.hi <= left.hi else right
     return None

@@ -8,7 +8,7 @@ itself, and what all ESTs share, never moves. Switching touches the host only.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -48,15 +48,19 @@ class Turns:
         self.ests = reducer.ests
         self.contexts: dict[int, EstContext] = {}
         self.per_est: dict[str, Any] = {}  # registered objects of which each EST has its own state
+        self._first_states: dict[str, Any] = {}  # what an EST starts from that has no state of that name yet
+        self._shown: int | None = None  # the EST whose state the registered objects have
         self.current: int | None = None  # the EST whose local step runs
         self.synchronised: list[bool] = []  # for each turn of this round: did its backward synchronise?
-        self.position = 0
+        self.is_first = self.is_ghost = False
         self._forwards = 0
         self._shows_est0 = False  # the live buffers are EST 0's in the turn of another EST
         self._stamp: tuple[int, ...] | None = None  # EST 0's buffers as its turn began
         self._live: int | None = None  # the EST whose random states the generators hold
         self._synchronise = True  # False inside model.no_sync()
         self._carried: list[torch.Tensor | None] | None = None
+        self._round_has_forwards = False
+        self.elastic = False  # ESTs may come to this worker in the middle of a round
         # torch.compile cuts graphs at stock DDP's bucket limits; the cut can change bits, so it must be ours too.
         self._watched: list[tuple[torch.nn.Module, dict[str, Any]]] = []
         self._watches = WATCHED_FORWARDS if reducer.world > 1 else 0
@@ -67,24 +71,47 @@ class Turns:
 
     # ------------------------------------------------------------------ contexts
 
-    def found(self, seed: int) -> None:
+    def found(self, ests: Iterable[int], seed: int) -> dict[int, EstContext]:
         """The contexts with which a job begins: EST v continues under `seed + v`."""
         own = tuple(generator.get_state() for generator in self._generators)
-        for est in self.ests:
+        contexts = {}
+        for est in ests:
             seed_all(seed + est)
             rng = RngState.capture(self._device, self._generators)
             rng.extra = own  # a loader's generator starts as the script made it, on every rank
-            self.contexts[est] = EstContext(est, rng)
+            contexts[est] = EstContext(est, rng)
             if not self._options.broadcast_buffers:
-                self.contexts[est].buffers = self._buffers.copy()
+                contexts[est].buffers = self._buffers.copy()
+        return contexts
+
+    def have(self, contexts: Mapping[int, EstContext]) -> None:
+        """This worker runs these ESTs now, besides those that it has; `ests` follows when all are there."""
+        for est, context in contexts.items():
+            self.contexts[est] = context
+            for name, target in self.per_est.items():
+                self._place(context, name, target)
+
+    def use_plan(self) -> None:
+        """The reducer's ESTs are the worker's: contexts of others go."""
+        self.capture()
+        self.ests = self._reducer.ests
+        for est in [est for est in self.contexts if est not in self.ests]:
+            del self.contexts[est]
+            if self._live == est:
+                self._live = None
 
     def register(self, name: str, target: Any) -> None:
         """Each EST starts from the object's state now, or goes on from the checkpoint's."""
         self.per_est[name] = target
-        now = target.state_dict()
+        self._first_states[name] = copy.deepcopy(target.state_dict())
         for context in self.contexts.values():
-            context.registered[name] = placed_like(now, context.registered.get(name, copy.deepcopy(now)))
+            self._place(context, name, target)
         target.load_state_dict(copy.deepcopy(self.contexts[self.ests.start].registered[name]))
+        self._shown = self.ests.start if len(self.ests) == 1 else None
+
+    def _place(self, context: EstContext, name: str, target: Any) -> None:
+        state = context.registered.get(name, copy.deepcopy(self._first_states[name]))
+        context.registered[name] = placed_like(target.state_dict(), state)
 
     def unclaimed(self) -> set[str]:
         """Names of states in the contexts whose objects the script did not register."""
@@ -122,29 +149,48 @@ class Turns:
 
     # ------------------------------------------------------------------ a turn
 
-    def begin(self, est: int, position: int) -> None:
-        """The EST's random states are live: its next batch can be drawn."""
+    def begin(self, est: int, *, first: bool, last: bool, ghost: bool = False) -> None:
+        """The EST's random states are live: its next batch can be drawn. `ghost`: see `Reducer.begin`."""
         self.switch(est)
         self.current = self._rhythm.est = est
-        self.position, self._forwards, self._shows_est0 = position, 0, False
-        self._rhythm.is_last = est == self.ests[-1]
-        if position == 0:
-            self._carried, self.synchronised = None, []
-        self._reducer.begin(est)
+        self.is_first, self.is_ghost = first, ghost
+        self._forwards, self._shows_est0 = 0, False
+        self._rhythm.is_last = last and not ghost
+        if first:
+            self.round_over()
+            self.synchronised = []
+        self._reducer.begin(est, first=first, last=last, ghost=ghost)
+
+    def boundary_gradients(self) -> list[torch.Tensor | None]:
+        """What p.grad held when the round began."""
+        if self._carried is not None:
+            return list(self._carried)
+        live = [p.grad for p in self._reducer.parameters]
+        return [None] * len(live) if self._round_has_forwards else live
+
+    def round_over(self) -> None:
+        self._carried, self._round_has_forwards = None, False
+
+    def set_aside(self) -> None:
+        """What looked like the last turn of the round is not: updates that all ESTs share wait for another one."""
+        self._rhythm.is_last = False
 
     def batch_drawn(self) -> None:
         """There is a batch: the EST's state goes where the script will see it."""
         assert self.current is not None
         context = self.contexts[self.current]
-        for name, target in self.per_est.items():
-            if len(self.ests) > 1:
+        if self._shown != self.current:
+            for name, target in self.per_est.items():
                 target.load_state_dict(context.registered[name])
+            self._shown = self.current
         if context.gradients is not None:
             self._put_gradients(context.gradients)
             context.gradients = None
-        elif self.position > 0 and self._carried is not None:
+        elif not self.is_first and self._carried is not None:
             self._put_gradients([None if g is None else g.clone() for g in self._carried])
-        if context.buffers is not None:
+        if self.is_ghost and context.buffers is None and self._options.broadcast_buffers:
+            self._buffers.ghost_to_live()
+        elif context.buffers is not None:
             self._buffers.put(context.buffers)
             context.buffers = self._stamp = None
         elif self.current == 0 and self._options.broadcast_buffers:
@@ -159,7 +205,8 @@ class Turns:
         """The body is over: what is the EST's own goes back into its context."""
         assert self.current is not None
         context = self.contexts[self.current]
-        self.synchronised.append(self._reducer.synchronised)
+        if not self.is_ghost:
+            self.synchronised.append(self._reducer.synchronised)
         if self.wants_more():
             context.gradients = [p.grad for p in self._reducer.parameters]
             self._put_gradients([None] * len(context.gradients))
@@ -218,8 +265,9 @@ class Turns:
         DistributedDataParallel._active_ddp_module = self._compile_hint
         if self.current is None:
             return
-        if self._forwards == 0 and self.position == 0 and len(self.ests) > 1:
+        if self._forwards == 0 and self.is_first and (len(self.ests) > 1 or self.elastic):
             self._carry_gradients()
+        self._round_has_forwards = self._round_has_forwards or not self.is_ghost
         if self._buffers and self._options.broadcast_buffers and self.contexts[self.current].synchronise_buffers:
             self._synchronise_buffers()
         self._forwards += 1
@@ -264,6 +312,8 @@ class Turns:
             self._carried = [None if g is None else g.detach().clone() for g in grads]
 
     def _synchronise_buffers(self) -> None:
+        if self.is_ghost:
+            return
         if self._forwards == 0 and self.current == 0:
             self._take_changes_of_rank0()
         elif self._forwards == 0:

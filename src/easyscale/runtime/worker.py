@@ -14,6 +14,7 @@ from easyscale.core.errors import EasyScaleError, WorkerLostError
 from easyscale.core.messages import Failed
 from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
 from easyscale.runtime import api
+from easyscale.runtime.control import FAREWELL_SECONDS, line_of
 from easyscale.runtime.failures import describe
 from easyscale.runtime.journal import Journal
 from easyscale.runtime.stops import Leaving
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
         from easyscale.runtime.observe.evidence import apply_treatments
 
         apply_treatments(spec.observation.treatments)
+    line_of(spec)  # heartbeats from the beginning
     try:
         run_target(arguments)
         engine = api.current_engine()
@@ -53,6 +55,18 @@ def run_target(arguments: list[str]) -> None:
         sys.argv = [target, *rest]
         sys.path.insert(0, str(Path(target).resolve().parent))
         runpy.run_path(target, run_name="__main__")
+
+
+def _is_out_of_memory(problem: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    return isinstance(problem, MemoryError) or (torch is not None and isinstance(problem, torch.OutOfMemoryError))
+
+
+def _part() -> None:
+    """Let the last words reach the master."""
+    line = line_of(WorkerSpec.from_json(os.environ[WORKER_VARIABLE]))
+    if line is not None:
+        line.flush(FAREWELL_SECONDS)
 
 
 def _leave(code: int) -> int:
@@ -83,11 +97,15 @@ def _fail(spec: WorkerSpec, problem: BaseException) -> int:
         engine.failed = True
         step = engine.step
     ours, text = describe(problem)
-    journal = engine.journal if engine is not None else Journal(spec.worker, range(0), spec.events_fd, "warn")
+    journal = engine.journal if engine is not None else Journal(spec, "warn", line_of(spec))
     journal.tell(
-        Failed(worker=spec.worker, step=step, ours=ours, text=text, lost_peer=isinstance(problem, WorkerLostError))
-    )
-    if spec.events_fd is None:
+        Failed(
+            worker=spec.worker, step=step, ours=ours, text=text, lost_peer=isinstance(problem, WorkerLostError),
+            oom=_is_out_of_memory(problem), est=engine.est_of(problem) if engine is not None else None,
+        )
+    )  # fmt: skip
+    _part()
+    if spec.events_fd is None and spec.control is None:
         print(text, file=sys.stderr)
     if isinstance(problem, KeyboardInterrupt):
         return 130

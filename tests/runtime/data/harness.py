@@ -150,7 +150,9 @@ class Session:
     def __init__(self, make: Loaders, world: int, ests: Sequence[int]) -> None:
         self.loader = make()
         self.ests = list(ests)
-        self.feed = Feed(self.loader, world_size=world, ests=ests, seed=SEED, announce=announce)
+        self.reports: list[str] = []
+        report = self.reports.append
+        self.feed = Feed(self.loader, world_size=world, ests=ests, seed=SEED, announce=announce, report=report)
         self.rng: dict[int, RngState] = {}
         for est in ests:
             seed_all(SEED + est)
@@ -200,8 +202,23 @@ class Session:
                 steps += 1
             self.feed.close()
 
+    def processes(self) -> list[Any]:
+        return list(self.feed._source.pool._processes.members)  # type: ignore[union-attr]
+
     def cursors(self) -> dict[int, Any]:
         return {est: self.feed.cursor(est) for est in self.ests}
+
+    def leave(self, est: int) -> None:
+        self.feed.remove(est)
+        self.ests.remove(est)
+
+    def join(self, est: int, cursor: Any, rng: RngState, batches: list[list[Any]]) -> None:
+        self.feed.add(est)
+        self.ests.append(est)
+        announce(est)
+        self.feed.restore(est, cursor)
+        draw()  # what `restore` leaves behind is nobody's
+        self.rng[est], self.batches[est] = rng, batches
 
 
 def resume(

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from easyscale.core.errors import UnsupportedError
 from easyscale.numerics.rng import RngState, seed_all
 from easyscale.runtime.data import ShardedBatchSampler, ShardedSampler, set_epoch, stock_loader
-from easyscale.runtime.data.stock import stock_loaders
+from easyscale.runtime.data.stock import StockLoaders
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -85,7 +85,8 @@ def test_each_epoch_has_its_own_list_and_gives_it_again_when_asked_twice() -> No
 
 def test_the_ests_of_a_worker_list_a_sampler_once_for_all() -> None:
     sampler = Everything(10)
-    loaders = stock_loaders(loader_of(Augmented(10), sampler=sampler), world_size=4, ranks=[1, 2, 3], seed=SEED)
+    made = StockLoaders(loader_of(Augmented(10), sampler=sampler), world_size=4, seed=SEED)
+    loaders = [made.of(rank) for rank in (1, 2, 3)]
     for epoch in range(2):
         for loader in loaders:
             set_epoch(loader, epoch)

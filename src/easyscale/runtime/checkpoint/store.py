@@ -8,11 +8,13 @@ dotted names that end in the host and process that own it; those of dead owners 
     .replaced-step-...   an older checkpoint of the same step, until the new one has its place
     .trash-step-...      being deleted
 
-One `CheckpointStore` a folder in a process, and one process that saves, are assumed; any number may read.
+One `CheckpointStore` a folder in a process, and one process that saves, are assumed; any number may read. Where workers
+come and go, `.holder` names the one that saves: see `take_over`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -21,6 +23,7 @@ import re
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -37,6 +40,7 @@ _ABANDONED = 24 * 3600.0
 _STEP = re.compile(r"step-(\d+)")
 _REPLACED = re.compile(r"\.replaced-(step-(\d+))-.*")
 _LEFTOVER = re.compile(r"\.(writing|replaced|trash)-(step-\d+)-(.*)-(\d+)")
+_HOLDER = ".holder"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -53,9 +57,11 @@ class CheckpointStore:
             )
         self._folder, self._keep, self._tell = Path(folder), keep, report
         self._disk = threading.Lock()  # held while files change
-        self._turn = threading.Condition()  # guards the next two
+        self._turn = threading.Condition()  # guards the next three
         self._queued: Snapshot | None = None
+        self._takes_over = False
         self._writer: threading.Thread | None = None
+        self._claim: str | None = None  # what `.holder` says if this process saves
         self._verdicts: dict[Path, bool] = {}  # what this process knows of checkpoints, so as not to read them again
 
     def save(self, snapshot: Snapshot) -> Path:
@@ -73,6 +79,20 @@ class CheckpointStore:
         turn, in place of any other that was waiting. Failures are reported, not raised: training does not stop."""
         with self._turn:
             self._queued = snapshot
+        self._wake_writer()
+
+    def take_over(self) -> None:
+        """From now on this process saves, and one that did before cannot: it may hang, be taken for dead and wake up.
+
+        In the background, before the next save. Its claim goes first, which it looks at before it renames what it has
+        written; then what it was writing goes, so that a rename behind that look fails.
+        """
+        with self._turn:
+            self._takes_over = True
+        self._wake_writer()
+
+    def _wake_writer(self) -> None:
+        with self._turn:
             if self._writer is not None:
                 return
             # Not a daemon: a process that ends lets its last checkpoint become durable first.
@@ -108,11 +128,16 @@ class CheckpointStore:
     def _drain(self) -> None:
         while True:
             with self._turn:
+                takes_over, self._takes_over = self._takes_over, False
                 snapshot, self._queued = self._queued, None
-                if snapshot is None:
+                if snapshot is None and not takes_over:
                     self._writer = None
                     self._turn.notify_all()
                     return
+            if takes_over:
+                self._claim_folder()
+            if snapshot is None:
+                continue
             try:
                 self.save(snapshot)
             except Exception as problem:
@@ -125,6 +150,32 @@ class CheckpointStore:
         except Exception:  # a listener that is gone must not stop the next checkpoint
             logging.getLogger(__name__).exception("nobody could be told: %s", sentence)
 
+    def _claim_folder(self) -> None:
+        with self._disk, contextlib.suppress(OSError):  # what hinders it hinders the next save, which says so
+            self._folder.mkdir(parents=True, exist_ok=True)
+            claim = uuid.uuid4().hex
+            draft = self._folder / f"{_HOLDER}-{claim}"
+            draft.write_text(claim)
+            os.replace(draft, self._folder / _HOLDER)
+            self._claim = claim
+            for entry in list(self._folder.iterdir()):
+                match = _LEFTOVER.fullmatch(entry.name)
+                if match is not None and match[1] == "writing" and entry != self._beside("writing", Path(match[2])):
+                    trash = self._beside("trash", Path(match[2]))
+                    os.rename(entry, trash)
+                    shutil.rmtree(trash, ignore_errors=True)
+
+    def _refuse_if_another_saves(self) -> None:
+        if self._claim is None:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if (self._folder / _HOLDER).read_text() != self._claim:
+                raise CheckpointError(
+                    f"This process may no longer save in {self._folder}.",
+                    "another one has taken the folder over.",
+                    "use one checkpoint folder a job.",
+                )
+
     def _write(self, snapshot: Snapshot, path: Path) -> int:
         writing = self._beside("writing", path)
         try:
@@ -134,6 +185,7 @@ class CheckpointStore:
             self._tidy()
             writing.mkdir()
             size = write_folder(writing, snapshot)
+            self._refuse_if_another_saves()
             self._put_in_place(writing, path)
         except OSError as problem:
             raise _cannot_save(snapshot.step, self._folder, problem) from problem

@@ -5,7 +5,8 @@ checkpoint lives here. Nothing here knows the model, the other workers or the cl
 """
 
 from easyscale.runtime.data.feed import Feed
+from easyscale.runtime.data.lane import closed
 from easyscale.runtime.data.sampling import ShardedBatchSampler, ShardedSampler
 from easyscale.runtime.data.stock import set_epoch, stock_loader
 
-__all__ = ["Feed", "ShardedBatchSampler", "ShardedSampler", "set_epoch", "stock_loader"]
+__all__ = ["Feed", "ShardedBatchSampler", "ShardedSampler", "closed", "set_epoch", "stock_loader"]

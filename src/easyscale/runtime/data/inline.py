@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from easyscale.core.errors import PromiseError
 from easyscale.numerics.rng import RngState
-from easyscale.runtime.data.lane import Lane, Tree
+from easyscale.runtime.data.lane import Lane, Tree, closed
 from easyscale.runtime.data.private import Follower, PrivateGenerators, is_stateful
 
 
@@ -139,29 +139,49 @@ class Inline:
     """The lanes of one worker, all in its own process."""
 
     def __init__(
-        self,
-        loaders: Mapping[int, DataLoader[Any]],
-        followers: Mapping[int, Follower],
-        device: torch.device | None,
-        generators: Sequence[torch.Generator],
+        self, loader: DataLoader[Any], device: torch.device | None, generators: Sequence[torch.Generator]
     ) -> None:
-        self._private = PrivateGenerators(
-            {est: (loader.dataset, loader.collate_fn) for est, loader in loaders.items()}, generators
-        )
-        self.lanes = {
-            est: InlineLane(loader, device, generators, followers.get(est), self._private, est)
-            for est, loader in loaders.items()
-        }
+        self._device, self._generators = device, generators
+        self._dataset = loader.dataset
+        self._private = PrivateGenerators((loader.dataset, loader.collate_fn), generators)
+        self.lanes: dict[int, InlineLane] = {}
 
-    def switch(self, est: int, *, opens: bool = False) -> None:
-        if opens and all(lane.epoch is None for lane in self.lanes.values()):
+    def add(self, est: int, make: Callable[[Dataset[Any] | None], DataLoader[Any]]) -> None:
+        follower = Follower(self._dataset) if isinstance(self._dataset, IterableDataset) else None
+        loader = make(follower.copy if follower is not None else None)
+        self._private.add(est, (loader.dataset, loader.collate_fn))
+        self.lanes[est] = InlineLane(loader, self._device, self._generators, follower, self._private, est)
+
+    def remove(self, est: int) -> None:
+        del self.lanes[est]
+        self._private.remove(est)
+
+    def open(self, est: int, epoch: int) -> None:
+        self._epoch_begins()
+        self._private.take_news(est)
+        self._private.switch(est)
+        self.lanes[est].open(epoch)
+
+    def next(self, est: int) -> Any:
+        self._private.switch(est)
+        return self.lanes[est].next()
+
+    def restore(self, est: int, cursor: Tree) -> None:
+        if not closed(cursor):  # else the script may still have its turn before the EST opens its next epoch
+            self._epoch_begins()
+            self._private.set_state(est, cursor["own"])
+            self._private.switch(est)
+        self.lanes[est].restore(cursor)
+
+    def _epoch_begins(self) -> None:
+        """The script had its turn before the first lane opens; the others belong to the same epoch."""
+        if all(lane.epoch is None for lane in self.lanes.values()):
             for lane in self.lanes.values():
                 lane.follow()
             self._private.begin_epoch()
-        self._private.switch(est)
 
-    def close(self) -> None:
-        for lane in self.lanes.values():
+    def close(self, est: int | None = None) -> None:
+        for lane in self.lanes.values() if est is None else (self.lanes[est],):
             lane.close()
         self._private.end_epoch()
 

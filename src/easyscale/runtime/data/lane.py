@@ -18,6 +18,13 @@ from easyscale.numerics.rng import RngState
 from easyscale.runtime.data.stock import set_epoch, sharded_sampler
 
 Tree = dict[str, Any]
+# What decides which samples come together and which random numbers they get.
+FACTS = ("num_workers", "batch_size", "drop_last", "persistent_workers")
+
+
+def closed(cursor: Tree) -> bool:
+    """Was this cursor taken between two epochs? Then its EST opens the next one; else it goes on in the open one."""
+    return cursor["epoch"] is None
 
 
 class Lane(abc.ABC):
@@ -33,7 +40,9 @@ class Lane(abc.ABC):
         self._device, self._generators = device, generators
         self._sampler = sharded_sampler(loader)
         self._opening: Tree | None = None
-        self._listed: tuple[int, ...] = ()
+        # A cursor is taken after each global step; these parts of it stay the same objects while they do not change.
+        self._listed: list[int] = []
+        self._facts = {name: getattr(loader, name) for name in FACTS}
 
     def open(self, epoch: int) -> None:
         assert self.epoch is None, "an EST opens its next epoch before it closed the last"
@@ -51,28 +60,29 @@ class Lane(abc.ABC):
         self.epoch, self.consumed, self._opening = None, 0, None
 
     def cursor(self) -> Tree:
-        listed = self._sampler.listed if self._sampler is not None and self.epoch is None else self._listed
+        if self.epoch is None:
+            self._note_listed()
         return {
-            "loader": self._facts(),
+            "loader": self._facts,
             "epoch": self.epoch,
             "consumed": self.consumed,
             "opening": self._opening,
-            "listed": list(listed),
+            "listed": self._listed,
             **self._place(),
         }
 
     def restore(self, cursor: Tree) -> None:
         assert not self._used, "an EST is taken up by a feed that has not read it yet"
         self._used = True
-        if cursor["loader"] != self._facts():
+        if cursor["loader"] != self._facts:
             raise PromiseError(
-                f"The loader was {_words(cursor['loader'])}; now it is {_words(self._facts())}.",
+                f"The loader was {_words(cursor['loader'])}; now it is {_words(self._facts)}.",
                 "these decide which samples come together and which random numbers they get.",
                 "give the loader the arguments that it had, or begin a new job.",
             )
         if self._sampler is not None:
             self._sampler.resume(cursor["listed"])
-        if cursor["epoch"] is None:
+        if closed(cursor):
             self._resume_closed(cursor)
             return
         RngState.from_tree(cursor["opening"]).restore(self._device, self._generators)
@@ -81,13 +91,14 @@ class Lane(abc.ABC):
         self._resume(cursor)
 
     def _enter(self, epoch: int, opening: Tree) -> None:
-        self._listed = self._sampler.listed if self._sampler is not None else ()
+        self._note_listed()
         set_epoch(self.loader, epoch)
         self.epoch, self.consumed, self._opening = epoch, 0, opening
 
-    def _facts(self) -> Tree:
-        names = ("num_workers", "batch_size", "drop_last", "persistent_workers")
-        return {name: getattr(self.loader, name) for name in names}
+    def _note_listed(self) -> None:
+        listed = list(self._sampler.listed) if self._sampler is not None else []
+        if listed != self._listed:
+            self._listed = listed
 
     def _capture(self) -> RngState:
         return RngState.capture(self._device, self._generators)

@@ -1,4 +1,8 @@
-"""The loader processes of one worker and the queues to them: started, watched and stopped as stock does it."""
+"""The loader processes of one worker and the queues to them: started and stopped as stock does it.
+
+Stock raises an error, wherever the script happens to be, when one of its processes dies. Here it is noticed where a
+batch is waited for, and told as `ProcessesLost`, so that the caller can start them anew.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +13,41 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing import connection
 from typing import Any
 
 import torch
 import torch.multiprocessing
-from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader, _utils
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils.pin_memory import _pin_memory_loop
-from torch.utils.data._utils.signal_handling import _set_SIGCHLD_handler
 
-from easyscale.runtime.data.pool_worker import Begin, Done, Role, State, Task, serve
+from easyscale.runtime.data.pool_worker import Begin, Done, Forget, Role, State, Task, serve
+
+# Seconds in which the death of a process is known after it was felt: a batch whose memory could not be handed over.
+_FELT = 2.0
+
+
+class ProcessesLost(Exception):
+    """Loader processes died. There will be no more batches from the others either: they share locks with them."""
+
+    def __init__(self, dead: list[tuple[int, Any]]) -> None:
+        self.dead = [(number, process.pid, process.exitcode) for number, process in dead]
+        which = ", ".join(f"{pid} with exit code {code}" for _, pid, code in self.dead)
+        super().__init__(f"DataLoader worker (pid(s) {which}) exited unexpectedly")
+
+    def sentence(self) -> str:
+        """What happened, for a reader of the log."""
+        told = " and ".join(f"loader process {number} (pid {pid}) {_end(code)}" for number, pid, code in self.dead)
+        if len(self.dead) == 1:
+            return f"{told}; it was started anew, its batches are made again"
+        return f"{told}; they were started anew, their batches are made again"
+
+
+def _end(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"was killed by signal {-code}"
+    return f"ended with exit code {code}"
 
 
 class Pool:
@@ -28,6 +56,7 @@ class Pool:
     def __init__(self, loader: DataLoader[Any], announce: Callable[[int], None], pin_device: str | None) -> None:
         self._timeout = loader.timeout
         self._arrived: dict[tuple[int, int], tuple[Any, State | None]] = {}
+        self._lives: set[int] = set()  # whose batches are wanted
         context: Any = loader.multiprocessing_context or torch.multiprocessing
         self._processes = processes = _Processes(context.Queue(), context.Event())
         # Also when this object is forgotten, and when Python exits.
@@ -39,22 +68,28 @@ class Pool:
         if pin_device is not None:
             processes.pin(pin_device)
 
-    @property
-    def broken(self) -> bool:
-        """A process or the pinning thread died; there will be no more batches."""
-        thread = self._processes.pin_thread
-        alive = all(process.is_alive() for process in self._processes.members)
-        return not alive or (thread is not None and not thread.is_alive())
+    def loss(self) -> ProcessesLost | None:
+        """Which processes have died, if any."""
+        return self._processes.loss() if self._processes.lost.is_set() else None
 
     def put(self, worker: int, message: Begin | Task) -> None:
+        self._lives.add(message.life)
         self._processes.inboxes[worker].put(message)
 
-    def take(self, est: int, number: int) -> tuple[Any, State | None]:
+    def forget(self, life: int) -> None:
+        """Nobody waits for these batches any more. Those that are on the way are dropped when they come."""
+        self._lives.discard(life)
+        self._arrived = {key: came for key, came in self._arrived.items() if key[0] != life}
+        for inbox in self._processes.inboxes:
+            inbox.put(Forget(life))
+
+    def take(self, life: int, number: int) -> tuple[Any, State | None]:
         """The batch of one task, and its stream's state after it (None: not moved). Waits for it."""
-        while (est, number) not in self._arrived:
+        while (life, number) not in self._arrived:
             done, batch = self._receive()
-            self._arrived[done.est, done.number] = (batch, done.state)
-        return self._arrived.pop((est, number))
+            if done.life in self._lives:
+                self._arrived[done.life, done.number] = (batch, done.state)
+        return self._arrived.pop((life, number))
 
     def stop(self) -> None:
         self._arrived.clear()
@@ -63,24 +98,23 @@ class Pool:
     def _receive(self) -> tuple[Done, Any]:
         waits = self._timeout if self._timeout > 0 else MP_STATUS_CHECK_INTERVAL
         while True:
+            problem: Exception | None = None
             try:
-                received: tuple[Done, Any] = self._processes.results.get(timeout=waits)
-                return received
-            except Exception as problem:
-                self._check_processes(problem)
-                if not isinstance(problem, queue.Empty):
-                    raise  # the SIGCHLD handler names the process that died; else a queue is unusable
+                received = self._processes.results.get(timeout=waits)
+                if not isinstance(received, Exception):
+                    done: tuple[Done, Any] = received
+                    return done
+                problem = received  # from the pinning thread
+            except queue.Empty:
+                pass
+            except Exception as felt:
+                problem = felt
+            if self._processes.lost.wait(0 if problem is None else _FELT):
+                raise self._processes.loss() from problem
+            if problem is not None:
+                raise problem
             if self._timeout > 0:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-
-    def _check_processes(self, problem: Exception) -> None:
-        dead = [process for process in self._processes.members if not process.is_alive()]
-        if dead:
-            which = ", ".join(f"{process.pid} with exit code {process.exitcode}" for process in dead)
-            raise RuntimeError(f"DataLoader worker (pid(s) {which}) exited unexpectedly") from problem
-        thread = self._processes.pin_thread
-        if thread is not None and not thread.is_alive():
-            raise RuntimeError("Pin memory thread exited unexpectedly") from problem
 
 
 @dataclass
@@ -95,7 +129,9 @@ class _Processes:
     pin_thread: threading.Thread | None = None
     pin_done: threading.Event = field(default_factory=threading.Event)
     owner: int = field(default_factory=os.getpid)
-    watched: bool = False
+    lost: threading.Event = field(default_factory=threading.Event)
+    dead: list[tuple[int, Any]] = field(default_factory=list)
+    stopping: bool = False
 
     def __post_init__(self) -> None:
         self.results = self.outbox
@@ -109,49 +145,69 @@ class _Processes:
         self.members.append(process)
 
     def watch(self) -> None:
-        """Let a process that dies interrupt the wait for its batch."""
-        _set_worker_pids(id(self), tuple(process.pid for process in self.members))
-        _set_SIGCHLD_handler()
-        self.watched = True
+        # Only the loader processes write. So when the last of them is gone, whoever reads is told, even in the middle
+        # of a message that a dead one left half written.
+        self.outbox._writer.close()
+        threading.Thread(target=self._end_together, name="loader-watch", daemon=True).start()
+
+    def _end_together(self) -> None:
+        """When one process dies, the others end too: it may hold the lock of the queue that they share."""
+        ready = connection.wait([process.sentinel for process in self.members])
+        if self.stopping:
+            return
+        self.dead = [(n, process) for n, process in enumerate(self.members) if process.sentinel in ready]
+        for process in self.members:
+            if process.sentinel not in ready:
+                process.kill()
+        self.lost.set()
+
+    def loss(self) -> ProcessesLost:
+        for process in self.members:
+            process.join(timeout=MP_STATUS_CHECK_INTERVAL)
+        return ProcessesLost(self.dead)
 
     def pin(self, device: str) -> None:
         self.results = queue.Queue()
         arguments = (self.outbox, self.results, torch.accelerator.current_device_index(), self.pin_done, device)
-        self.pin_thread = threading.Thread(target=_pin_memory_loop, args=arguments, daemon=True)
+        self.pin_thread = threading.Thread(target=_pin, args=arguments, daemon=True)
         self.pin_thread.start()
 
     def stop(self) -> None:
         if os.getpid() != self.owner:
             return  # a forked process forgot its copy of the pool
+        self.stopping = True
         exiting = _utils.python_exit_status is not False
         try:
-            if not exiting:  # else queues and locks may be gone already; the processes are just ended
+            # On exit queues and locks may be gone already, and a process that was killed may hold some.
+            if not exiting and not self.lost.is_set():
                 self._stop_kindly()
         finally:
-            if self.watched:
-                _remove_worker_pids(id(self))
-                self.watched = False
             self.pin_done.set()
             for process in self.members:
                 if process.is_alive():
                     process.terminate()
                     process.join(timeout=MP_STATUS_CHECK_INTERVAL)
+        if not exiting:
+            for inbox in self.inboxes:
+                inbox.close()
+            if self.pin_thread is not None:
+                self.pin_thread.join(timeout=MP_STATUS_CHECK_INTERVAL)
 
     def _stop_kindly(self) -> None:
-        if self.pin_thread is not None:
-            # First, because a process that ends may leave half a message in the queue that this thread reads.
-            self.pin_done.set()
-            self.outbox.put((None, None))
-            self.pin_thread.join()
+        self.pin_done.set()
         self.done.set()
         for inbox in self.inboxes:
             inbox.put(None)
         for process in self.members:
             process.join(timeout=MP_STATUS_CHECK_INTERVAL)
-        for inbox in self.inboxes:
-            inbox.close()
-        self.outbox.cancel_join_thread()
-        self.outbox.close()
+
+
+def _pin(outbox: Any, results: Any, *how: Any) -> None:
+    """Stock's loop. What ends it is told to the reader of its results."""
+    try:
+        _pin_memory_loop(outbox, results, *how)
+    except Exception as problem:
+        results.put(problem)
 
 
 def _role(loader: DataLoader[Any], number: int, announce: Callable[[int], None] | None) -> Role:

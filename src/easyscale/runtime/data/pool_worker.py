@@ -49,8 +49,12 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """An EST begins an epoch. All but the first two are for a stream that lived elsewhere before."""
+    """An EST begins an epoch. All but the first three are for a stream that lived elsewhere before.
 
+    `life` tells an EST's stay in these processes from an earlier one, of which there may still be tasks on the way.
+    """
+
+    life: int
     est: int
     base_seed: int
     opening: State | None = None  # at the beginning of the epoch; None: as it is here
@@ -60,17 +64,24 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    est: int
+    life: int
     number: int
     index: Any
     keep: bool = True  # False: nobody will look at the batch, only its effect on the stream is wanted
 
 
 @dataclass(frozen=True, slots=True)
+class Forget:
+    """The EST's stay is over: it went to another worker, or its epoch ended before that of the others."""
+
+    life: int
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Travels with a batch. `state` is the stream's after it, None if the stream's last message still holds."""
 
-    est: int
+    life: int
     number: int
     state: State | None
 
@@ -146,7 +157,7 @@ class Stream:
             self._reported, self._reported_own = self._rng, self._own
             # NumPy arrays travel inside the message; a tensor would cost a file descriptor each.
             state = as_arrays({"rng": self._rng.to_tree(), "own": self._own})
-        return Done(task.est, task.number, state), batch if task.keep else None
+        return Done(task.life, task.number, state), batch if task.keep else None
 
     def _fetch(self, index: Any) -> Any:
         if self.ended:
@@ -210,10 +221,13 @@ def serve(role: Role, inbox: Inbox, outbox: Outbox, done: Flag) -> None:
                 continue  # skip the work, wait for the final None
             if isinstance(message, Begin):
                 _begin(role, message, untouched, streams, failures)
-            elif message.est in failures:
-                outbox.put((Done(message.est, message.number, None), failures[message.est]))
+            elif isinstance(message, Forget):
+                streams.pop(message.life, None)
+                failures.pop(message.life, None)
+            elif message.life in failures:
+                outbox.put((Done(message.life, message.number, None), failures[message.life]))
             else:
-                outbox.put(streams[message.est].perform(message))
+                outbox.put(streams[message.life].perform(message))
             del message  # save memory
         else:  # the main process died: nobody reads the outbox, so waiting for it to empty would last for ever
             os._exit(1)
@@ -228,13 +242,13 @@ def _begin(
     role: Role, begin: Begin, untouched: list[Any], streams: dict[int, Stream], failures: dict[int, ExceptionWrapper]
 ) -> None:
     """Begin a stream's epoch. What goes wrong arrives with its first batch, as in stock."""
-    failures.pop(begin.est, None)
+    failures.pop(begin.life, None)
     try:
-        if begin.est not in streams:
-            streams[begin.est] = Stream(role, begin, untouched)
-        streams[begin.est].begin(begin)
+        if begin.life not in streams:
+            streams[begin.life] = Stream(role, begin, untouched)
+        streams[begin.life].begin(begin)
     except Exception:
-        failures[begin.est] = ExceptionWrapper(where=f"in DataLoader worker process {role.worker}")
+        failures[begin.life] = ExceptionWrapper(where=f"in DataLoader worker process {role.worker}")
 
 
 def as_arrays(tree: Any) -> Any:

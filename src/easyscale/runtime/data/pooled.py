@@ -1,250 +1,29 @@
 """Loading in W processes that all ESTs of this worker share (`num_workers=W`).
 
-Each lane draws its base seed and its indices when stock would; the tasks go out later, in the order in which their
-batches will be consumed: round robin over the ESTs within each global step. So the batches that wait in memory do not
-grow with the number of ESTs.
+The tasks of all lanes go out in the order in which their batches will be consumed: round robin over the ESTs within
+each global step. So the batches that wait in memory do not grow with the number of ESTs. That order is for speed only:
+lanes come, go and are read in any order.
+
+A process that dies costs time only: all are started anew, and each lane goes on from what it consumed.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from easyscale.runtime.data.lane import Lane, Tree
-from easyscale.runtime.data.pool import Pool
-from easyscale.runtime.data.pool_worker import Begin, Exhausted, State, Task, as_arrays, as_tensors
+from easyscale.core.errors import message
+from easyscale.runtime.data.lane import Tree
+from easyscale.runtime.data.pool import Pool, ProcessesLost
+from easyscale.runtime.data.pool_worker import Begin, State, Task
+from easyscale.runtime.data.pooled_lane import PooledIterator, PooledLane
 
-
-@dataclass(slots=True)
-class StreamPlace:
-    """Where the stream of one loader worker stands, as of the batches that were consumed."""
-
-    state: State | None = None  # None: as seeded from the base seed
-    opening: State | None = None  # at the beginning of the epoch
-    taken: int = 0  # tasks of this epoch that were consumed
-    ended: bool = False  # its IterableDataset is exhausted
-
-
-class PooledIterator(_BaseDataLoaderIter):
-    """Stock's multi-process iterator of one rank, with the processes of `Pooled` instead of its own.
-
-    The base class is stock's: what it draws at creation, and in which order, is right by construction.
-    """
-
-    def __init__(self, loader: DataLoader[Any], est: int, owner: Pooled) -> None:
-        super().__init__(loader)
-        self.est, self._owner = est, owner
-        self.streams = [StreamPlace() for _ in range(self._num_workers)]
-        self.sent = self.received = 0  # tasks of this epoch, given to a process; consumed
-        self._ready: deque[Any] = deque()  # indices that stock would have sent by now
-        self._out: deque[tuple[int, int]] = deque()  # (number, worker) of tasks sent and not consumed
-        self._turn = 0  # the loader worker that gets the next task
-
-    @property
-    def base_seed(self) -> int:
-        return int(self._base_seed)
-
-    @property
-    def pin_device(self) -> str | None:
-        return str(self._pin_memory_device) if self._pin_memory else None
-
-    @property
-    def has_ready(self) -> bool:
-        return bool(self._ready)
-
-    @property
-    def finished(self) -> bool:
-        return not self._ready and not self._out
-
-    def start(self, loader: DataLoader[Any], *, skip: int = 0, turn: int = 0) -> None:
-        """Begin the epoch: what stock does in `_reset`, behind `skip` batches that were consumed elsewhere."""
-        super()._reset(loader)
-        self._ready.clear()
-        self._out.clear()
-        self._turn, self.sent, self.received, self._num_yielded = turn, skip, skip, skip
-        if self._owner.iterable:
-            skip = 0  # its sampler gives the same nothing for ever
-        for _ in range(skip):
-            next(self._sampler_iter)
-        for _ in range(loader.prefetch_factor * self._num_workers):  # type: ignore[operator]
-            self._draw_index()
-
-    def dispatch(self, *, keep: bool = True) -> None:
-        """Give the next index to its loader process."""
-        for _ in range(self._num_workers):
-            worker, self._turn = self._turn, (self._turn + 1) % self._num_workers
-            if not self.streams[worker].ended:
-                break
-        else:
-            self._ready.clear()
-            return
-        self._owner.pool.put(worker, Task(self.est, self.sent, self._ready.popleft(), keep))
-        self._out.append((self.sent, worker))
-        self.sent += 1
-
-    def drain(self) -> None:
-        """Consume what is still out from a broken epoch. Stock's persistent processes do all tasks that were sent to
-        them before the next epoch begins, and that moves their random states."""
-        while self._out:
-            self._take()
-
-    @property
-    def turn(self) -> int:
-        """The loader worker whose task is consumed next."""
-        return self._out[0][1] if self._out else self._turn
-
-    def _next_data(self) -> Any:
-        while True:
-            if not self._out and self._ready:
-                self._owner.dispatch()
-                if not self._out and self._ready:
-                    self.dispatch()  # out of turn: the caller does not go round robin
-            if not self._out:
-                raise StopIteration
-            batch = self._take()
-            self._draw_index()
-            if isinstance(batch, Exhausted):
-                continue
-            self._owner.dispatch()
-            if isinstance(batch, ExceptionWrapper):
-                batch.reraise()
-            return batch
-
-    def _take(self) -> Any:
-        number, worker = self._out[0]
-        batch, state = self._owner.pool.take(self.est, number)
-        self._out.popleft()
-        self.received += 1
-        stream = self.streams[worker]
-        stream.taken += 1
-        if state is not None:
-            stream.state = state
-        if isinstance(batch, Exhausted):
-            stream.ended = True
-        return batch
-
-    def _draw_index(self) -> None:
-        with contextlib.suppress(StopIteration):
-            self._ready.append(next(self._sampler_iter))
-
-
-class PooledLane(Lane):
-    """A lane whose batches are made by the loader processes."""
-
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        device: torch.device | None,
-        generators: Sequence[torch.Generator],
-        est: int,
-        owner: Pooled,
-    ) -> None:
-        super().__init__(loader, device, generators)
-        self.iterator: PooledIterator | None = None
-        self._est, self._owner = est, owner
-        # With persistent workers, streams outlive their epoch: stock neither re-seeds them nor draws a base seed.
-        self._lives_on: tuple[int, list[StreamPlace]] | None = None
-        self._resumed = False
-
-    def next(self) -> Any:
-        assert self.epoch is not None, "next() before open()"
-        assert self.iterator is not None
-        try:
-            return next(self.iterator)
-        finally:
-            self.consumed = self.iterator.received
-
-    def _begin(self) -> None:
-        self._resumed = self._lives_on is not None
-        if self._lives_on is None:
-            self.iterator = PooledIterator(self.loader, self._est, self._owner)
-        elif self.iterator is None:
-            self.iterator = self._without_drawing(*self._lives_on)
-        self.iterator.drain()
-        for stream in self.iterator.streams:
-            stream.opening, stream.taken, stream.ended = stream.state, 0, False
-        known = self._owner.start(self.iterator)
-        for worker, stream in enumerate(self.iterator.streams):
-            opening = None if known else stream.opening
-            self._owner.pool.put(worker, Begin(self._est, self.iterator.base_seed, opening))
-        self.iterator.start(self.loader)
-        self._owner.dispatch()
-
-    def _without_drawing(self, base_seed: int, streams: list[StreamPlace]) -> PooledIterator:
-        """The iterator that a stock rank would still have from an earlier epoch, in a process that has not."""
-        live = self._capture()
-        iterator = PooledIterator(self.loader, self._est, self._owner)
-        live.restore(self._device, self._generators)
-        iterator._base_seed = base_seed
-        iterator.streams = streams
-        return iterator
-
-    def _end(self) -> None:
-        assert self.iterator is not None
-        if self.loader.persistent_workers and not self._owner.broken:
-            self._lives_on = (self.iterator.base_seed, self.iterator.streams)
-        else:
-            self.iterator = None
-
-    def _place(self) -> Tree:
-        iterator = self.iterator
-        if iterator is not None:
-            if self.epoch is None:
-                iterator.drain()
-            base_seed, streams = iterator.base_seed, iterator.streams
-        elif self._lives_on is not None:
-            base_seed, streams = self._lives_on
-        else:
-            return {"base_seed": None, "resumed": False, "turn": 0, "streams": []}
-        return {
-            "base_seed": base_seed,
-            "resumed": self._resumed,
-            "turn": iterator.turn if iterator is not None and self.epoch is not None else 0,
-            "streams": [
-                {
-                    "state": as_tensors(stream.state),
-                    "opening": as_tensors(stream.opening) if self._owner.iterable else None,
-                    "taken": stream.taken,
-                    "ended": stream.ended,
-                }
-                for stream in streams
-            ],
-        }
-
-    def _resume(self, cursor: Tree) -> None:
-        streams = _streams_of(cursor)
-        self._resumed = cursor["resumed"]
-        if self._resumed:
-            self.iterator = self._without_drawing(cursor["base_seed"], streams)
-        else:
-            self.iterator = PooledIterator(self.loader, self._est, self._owner)
-            assert self.iterator.base_seed == cursor["base_seed"], "the opening's random state is not the cursor's"
-            self.iterator.streams = streams
-        self._owner.start(self.iterator)
-        for worker, stream in enumerate(streams):
-            replay = self._consumed_tasks(stream) if self._owner.iterable else ()
-            begin = Begin(self._est, self.iterator.base_seed, stream.opening, replay, stream.state)
-            self._owner.pool.put(worker, begin)
-        self.iterator.start(self.loader, skip=self.consumed, turn=cursor["turn"])
-        self._owner.dispatch()
-
-    def _consumed_tasks(self, stream: StreamPlace) -> tuple[Any, ...]:
-        """An IterableDataset is taken up again by making its consumed batches again, each in its own process."""
-        index = None if self.loader.batch_size is None else [None] * self.loader.batch_size
-        return (index,) * stream.taken
-
-    def _resume_closed(self, cursor: Tree) -> None:
-        self.iterator, self._lives_on = None, None
-        if cursor["base_seed"] is not None:
-            self._lives_on = (cursor["base_seed"], _streams_of(cursor))
+# Deaths without a batch in between, after which it is not bad luck: something in the batch itself must be the cause.
+MOST_DEATHS = 3
 
 
 class Pooled:
@@ -252,50 +31,76 @@ class Pooled:
 
     def __init__(
         self,
-        loaders: Mapping[int, DataLoader[Any]],
+        loader: DataLoader[Any],
         device: torch.device | None,
         generators: Sequence[torch.Generator],
         announce: Callable[[int], None],
+        report: Callable[[str], None],
     ) -> None:
-        self._loader = next(iter(loaders.values()))
-        self._announce = announce
+        self._loader, self._device, self._generators = loader, device, generators
+        self._announce, self._report = announce, report
         self._pool: Pool | None = None
-        self._begun: set[int] = set()  # ESTs whose streams exist in the processes
-        self._order = {est: place for place, est in enumerate(loaders)}
+        self._pin_device: str | None = None
+        self._deaths = 0  # since the last batch
+        self._names = itertools.count()
+        self._order: dict[int, int] = {}
         self._turn: tuple[int | None, int] = (None, 0)  # whose turn it is, and the batches that it took so far
         self._batches_a_turn = 1  # more than one when gradients are accumulated
-        self.iterable = isinstance(self._loader.dataset, IterableDataset)
-        assert self._loader.prefetch_factor, "prefetch_factor must be greater than 0"
-        # What one stock rank would have in flight, and at least the next batch of each EST and work for each process.
-        workers = self._loader.num_workers
-        self._window = max(self._loader.prefetch_factor * workers, len(loaders) + workers)
-        self.lanes = {est: PooledLane(loader, device, generators, est, self) for est, loader in loaders.items()}
+        self.iterable = isinstance(loader.dataset, IterableDataset)
+        self.lanes: dict[int, PooledLane] = {}
 
-    @property
-    def pool(self) -> Pool:
-        assert self._pool is not None
-        return self._pool
+    # ------------------------------------------------------------------ lanes
 
-    @property
-    def broken(self) -> bool:
-        return self._pool is None or self._pool.broken
+    def add(self, est: int, make: Callable[[Dataset[Any] | None], DataLoader[Any]]) -> None:
+        self.lanes[est] = PooledLane(make(None), self._device, self._generators, est, self)
+        self._put_in_order()
 
-    def switch(self, est: int, *, opens: bool = False) -> None:
+    def remove(self, est: int) -> None:
+        lane = self.lanes.pop(est)
+        if lane.iterator is not None:
+            self.forget(lane.iterator)
+        self._put_in_order()
+
+    def _put_in_order(self) -> None:
+        self._order = {est: place for place, est in enumerate(sorted(self.lanes))}
+
+    def open(self, est: int, epoch: int) -> None:
+        self._switch(est)
+        self.lanes[est].open(epoch)
+
+    def next(self, est: int) -> Any:
+        self._switch(est)
+        self._turn = (est, self._turn[1] + 1)
+        return self.lanes[est].next()
+
+    def restore(self, est: int, cursor: Tree) -> None:
+        self._switch(est)
+        self.lanes[est].restore(cursor)
+
+    def _switch(self, est: int) -> None:
         """The processes keep the ESTs apart; only the rhythm in which batches are consumed is of interest here."""
         whose, taken = self._turn
         if whose != est:
             self._batches_a_turn = max(taken, 1)
-            taken = 0
-        self._turn = (est, taken if opens else taken + 1)
+            self._turn = (est, 0)
 
-    def start(self, iterator: PooledIterator) -> bool:
-        """See that the processes run. Says whether this EST's streams are there already."""
-        if self._pool is None:
-            self._pool = Pool(self._loader, self._announce, iterator.pin_device)
-            self._begun.clear()
-        known = iterator.est in self._begun
-        self._begun.add(iterator.est)
-        return known
+    # ------------------------------------------------------------------ tasks
+
+    def put(self, worker: int, message: Begin | Task) -> None:
+        assert self._pool is not None
+        self._pool.put(worker, message)
+
+    def take(self, life: int, number: int) -> tuple[Any, State | None]:
+        """The batch of a task, and its stream's state after it."""
+        while True:
+            assert self._pool is not None
+            try:
+                taken = self._pool.take(life, number)
+            except ProcessesLost as loss:
+                self._start_anew(loss)
+            else:
+                self._deaths = 0
+                return taken
 
     def dispatch(self) -> None:
         """Send the tasks whose batches are next to be consumed, in that order, as far as the window reaches."""
@@ -310,22 +115,88 @@ class Pooled:
                 return
             following.dispatch()
 
+    @property
+    def _window(self) -> int:
+        """What one stock rank would have in flight, and at least a batch for each EST and work for each process."""
+        workers, ahead = self._loader.num_workers, self._loader.prefetch_factor
+        assert ahead, "prefetch_factor must be greater than 0"
+        return max(ahead * workers, len(self.lanes) + workers)
+
     def _position(self, est: int, number: int) -> int:
         """Where an EST's batch comes in the order in which all ESTs consume theirs."""
         turn, place = divmod(number, self._batches_a_turn)
         return (turn * len(self._order) + self._order[est]) * self._batches_a_turn + place
 
-    def close(self) -> None:
+    # ------------------------------------------------------------------ processes
+
+    @property
+    def pool(self) -> Pool:
+        assert self._pool is not None
+        return self._pool
+
+    @property
+    def running(self) -> bool:
+        return self._pool is not None
+
+    def start(self, iterator: PooledIterator) -> bool:
+        """See that the processes run. Says whether this EST's streams are there already."""
         if self._pool is None:
-            return
-        open_lanes = [lane for lane in self.lanes.values() if lane.epoch is not None]
-        if not self._loader.persistent_workers or self._pool.broken:
+            self._pin_device = iterator.pin_device
+            self._pool = Pool(self._loader, self._announce, self._pin_device)
+        loss = self._pool.loss()
+        if loss is not None:
+            self._start_anew(loss)
+        known = iterator.life is not None
+        if not known:
+            iterator.life = next(self._names)
+        return known
+
+    def forget(self, iterator: PooledIterator) -> None:
+        """An EST's streams are not needed any more."""
+        if self._pool is not None and iterator.life is not None:
+            self._pool.forget(iterator.life)
+        iterator.life = None
+
+    def _start_anew(self, loss: ProcessesLost) -> None:
+        """Start the processes again, and let each lane go on from what it consumed."""
+        self._deaths += 1
+        self.pool.stop()
+        if self._deaths >= MOST_DEATHS:
+            self._pool = None
+            raise RuntimeError(
+                message(
+                    f"{loss}.",
+                    f"loader processes died {MOST_DEATHS} times in a row without making a batch, so what makes it must "
+                    "be the cause: it takes too much memory, ends its process, or crashes in native code.",
+                    "look for messages of the kernel or of the library, lower num_workers or prefetch_factor, or try "
+                    "num_workers=0.",
+                )
+            ) from loss
+        self._pool = Pool(self._loader, self._announce, self._pin_device)
+        again = []
+        for est, lane in self.lanes.items():
+            if lane.iterator is None or lane.iterator.life is None:
+                continue
+            if lane.iterator.finished:
+                lane.iterator.life = None  # its next epoch tells the processes all that they need
+                continue
+            lane.iterator.take_up()
+            again += [(self._position(est, task.number), worker, task) for worker, task in lane.iterator.outstanding()]
+        for _, worker, task in sorted(again, key=lambda found: found[0]):
+            self._pool.put(worker, task)
+        self._report(loss.sentence())
+
+    def close(self, est: int | None = None) -> None:
+        if self._pool is None or (est is None and not self._loader.persistent_workers):
             self.shutdown()
             return
-        for lane in open_lanes:
-            while lane.iterator is not None and lane.iterator.has_ready:
-                lane.iterator.dispatch(keep=False)
-        for lane in open_lanes:
+        closing = [lane for v, lane in self.lanes.items() if est in (None, v) and lane.epoch is not None]
+        if self._loader.persistent_workers:
+            # Stock's processes do all that was sent to them before an epoch was broken off.
+            for lane in closing:
+                while lane.iterator is not None and lane.iterator.has_ready:
+                    lane.iterator.dispatch(keep=False)
+        for lane in closing:
             lane.close()
 
     def shutdown(self) -> None:
@@ -334,10 +205,3 @@ class Pooled:
             pool.stop()
         for lane in self.lanes.values():
             lane.close()
-
-
-def _streams_of(cursor: Tree) -> list[StreamPlace]:
-    return [
-        StreamPlace(as_arrays(tree["state"]), as_arrays(tree["opening"]), tree["taken"], tree["ended"])
-        for tree in cursor["streams"]
-    ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -189,36 +189,71 @@ def _overlap(left: list[Holder], right: list[Holder]) -> bool:
 
 
 class PrivateGenerators:
-    """The generators that each EST's data set holds, with a state for each EST. One EST's states are live.
+    """The generators that each EST's data set holds, with a state for each EST. One EST's states are live, or none's.
 
-    `roots` names, for each EST, the objects that make its data; ESTs may share all of them, some, or none.
+    `roots` are the script's own objects that make the data. Those of an EST are the same, copies, or share a part.
     """
 
-    def __init__(self, roots: Mapping[int, Sequence[object]], but: Sequence[torch.Generator]) -> None:
-        self._roots, self._but = roots, but
-        self._holders = {est: self._find(est) for est in roots}
-        self._states = {est: capture(holders) for est, holders in self._holders.items()}
-        self._live = next(iter(roots))
+    def __init__(self, roots: Sequence[object], but: Sequence[torch.Generator]) -> None:
+        self._script, self._but = roots, but
+        self._roots: dict[int, Sequence[object]] = {}
+        self._holders: dict[int, list[Holder]] = {}
+        self._states: dict[int, list[Any]] = {}
+        self._live: int | None = None
+        self._shown: tuple[list[Holder], list[Any]]  # what the script found when it had its last turn
+        # What the script changed before this epoch, by place in the list; a new list if there are more or fewer now.
+        self._news: dict[int, Any] | list[Any] = {}
+        self.end_epoch()
+        self._fresh = self._shown[1]  # what an EST finds that has drawn nothing yet
+
+    def add(self, est: int, roots: Sequence[object]) -> None:
+        self._roots[est] = roots
+        self._holders[est] = self._find(roots)
+        self._states[est] = self._fresh
+
+    def remove(self, est: int) -> None:
+        del self._roots[est], self._holders[est], self._states[est]
+        if est == self._live:
+            self._live = None
+            self.end_epoch()
 
     def switch(self, est: int) -> None:
         if est != self._live:
-            self._states[self._live] = capture(self._holders[self._live])
+            if self._live is not None:
+                self._states[self._live] = capture(self._holders[self._live])
             restore(self._holders[est], self._states[est])
             self._live = est
 
     def begin_epoch(self) -> None:
-        """What the script changed since `end_epoch`, the script of each rank would have changed."""
-        holders, known = self._find(self._live), self._holders[self._live]
-        untouched = len(holders) == len(known) and all(a is b for a, b in zip(holders, known, strict=True))
-        if not untouched or not same(capture(holders), self._states[self._live]):
-            self._holders = {est: self._find(est) for est in self._roots}
-            self._states = {est: capture(found) for est, found in self._holders.items()}
+        """See what the script changed since `end_epoch`: the script of each rank would have changed it."""
+        known, before = self._shown
+        holders = self._find(self._script if self._live is None else self._roots[self._live])
+        now = capture(holders)
+        if len(now) != len(before):
+            self._news = now
+        else:
+            moved = [a is not b or not same(x, y) for a, b, x, y in zip(holders, known, now, before, strict=True)]
+            self._news = {place: now[place] for place, changed in enumerate(moved) if changed}
+            if not self._news:
+                return
+        self._holders = {est: self._find(roots) for est, roots in self._roots.items()}
+        self._fresh = self._with_news(self._fresh)
+
+    def take_news(self, est: int) -> None:
+        """The EST begins an epoch. It may have come from another worker after the epoch had begun on this one."""
+        if self._news or isinstance(self._news, list):
+            self.set_state(est, self._with_news(self.state(est)))
+
+    def _with_news(self, states: list[Any]) -> list[Any]:
+        news = self._news
+        return news if isinstance(news, list) else [news.get(place, state) for place, state in enumerate(states)]
 
     def look_again(self, est: int) -> None:
         """After the EST's first batch: it may have made a generator only now."""
-        found, known = self._find(est), self._holders[est]
+        found, known = self._find(self._roots[est]), self._holders[est]
         new = [holder for holder in found if not any(holder is other for other in known)]
-        shared = [other for other in self._roots if other != est and _overlap(self._find(other), new)] if new else []
+        others = {other: roots for other, roots in self._roots.items() if other != est} if new else {}
+        shared = [other for other, roots in others.items() if _overlap(self._find(roots), new)]
         if shared:
             raise PromiseError(
                 f"The data set made a random generator ({type(new[0]).__name__}) while it was being read.",
@@ -228,7 +263,9 @@ class PrivateGenerators:
         self._holders[est] = found
 
     def end_epoch(self) -> None:
-        self._states[self._live] = capture(self._holders[self._live])
+        """The script has its turn: remember what it finds."""
+        holders = self._find(self._script) if self._live is None else self._holders[self._live]
+        self._shown = holders, capture(holders)
 
     def state(self, est: int) -> list[Any]:
         return capture(self._holders[est]) if est == self._live else self._states[est]
@@ -238,6 +275,6 @@ class PrivateGenerators:
             restore(self._holders[est], states)
         self._states[est] = states
 
-    def _find(self, est: int) -> list[Holder]:
-        found = find_generators(*self._roots[est])
+    def _find(self, roots: Sequence[object]) -> list[Holder]:
+        found = find_generators(*roots)
         return [holder for holder in found if not any(holder is other for other in self._but)]

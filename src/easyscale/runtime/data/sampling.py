@@ -11,8 +11,10 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +28,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from easyscale.core.errors import UnsupportedError
+from easyscale.core.errors import PromiseError, UnsupportedError
 from easyscale.numerics.rng import RngState
 
 # Their lists depend on nothing that an earlier epoch left behind, except a generator.
@@ -83,17 +85,26 @@ class ShardedBatchSampler(ShardedSampler):
     """The same for a batch sampler: whole batches are dealt out, and padding repeats whole batches."""
 
 
+@dataclass(frozen=True)
+class _Epoch:
+    """The list of one epoch: after which others, and the states of the sampler's generators around it."""
+
+    listed: tuple[int, ...]
+    before: list[torch.Tensor]
+    after: list[torch.Tensor]
+    indices: list[Any]
+
+
 class _Listing:
     """The whole list of a sampler's current epoch, listed once for all ranks that ask in this process."""
 
     def __init__(self, sampler: Iterable[Any], seed: int) -> None:
         self.sampler, self.seed = sampler, seed
         self.generators = generators_in(sampler)
-        self._fresh = self._generator_states()
-        self._made: tuple[int, ...] = ()
-        self._list: list[Any] = []
-        self._before: list[torch.Tensor] = []
-        self._after: list[torch.Tensor] = []
+        self._made: tuple[int, ...] = ()  # the epochs that the sampler has listed, in order
+        self._after = self._generator_states()  # of its generators, when it had listed the last of them
+        # The last epoch, and the one before: an EST may join this process that has not left it yet.
+        self._kept: deque[_Epoch] = deque(maxlen=2)
         len(self)  # refuses now, not in the middle of the training
 
     def __len__(self) -> int:
@@ -109,19 +120,30 @@ class _Listing:
     def of(self, listed: tuple[int, ...], epoch: int) -> list[Any]:
         """The list of `epoch`, after the epochs `listed`. The sampler's generators move on as if listed anew."""
         before, wanted = self._generator_states(), (*listed, epoch)
-        if wanted == self._made and _equal(before, self._before):
-            self._set_generators(self._after)
-            return self._list
+        for kept in self._kept:
+            if kept.listed == wanted and _equal(kept.before, before):
+                self._set_generators(kept.after)
+                return kept.indices
         if not _memoryless(self.sampler) and self._made != listed:
-            # A sampler of the user's may shuffle a list of its own in place, so what it gives depends on the epochs
-            # before. In a new process they are listed again; indices only, no data.
-            self._set_generators(self._fresh)
-            for past in listed[len(self._made) :]:
-                self._run(past)
+            self._catch_up(listed)
             self._set_generators(before)
-        self._list = self._run(epoch)
-        self._made, self._before, self._after = wanted, before, self._generator_states()
-        return self._list
+        indices = self._run(epoch)
+        self._made, self._after = wanted, self._generator_states()
+        self._kept.append(_Epoch(wanted, before, self._after, indices))
+        return indices
+
+    def _catch_up(self, listed: tuple[int, ...]) -> None:
+        """A sampler of the user's may shuffle a list of its own in place, so what it gives depends on the epochs
+        before. Those that it has not listed in this process are listed now; indices only, no data."""
+        if listed[: len(self._made)] != self._made:
+            raise PromiseError(
+                f"The sampler {type(self.sampler).__name__} was asked for an epoch that it has left behind.",
+                "what it lists may hang on the epochs before, and it cannot be taken back to them.",
+                "give it a set_epoch() method and let the epoch's number decide the order.",
+            )
+        self._set_generators(self._after)
+        for past in listed[len(self._made) :]:
+            self._run(past)
 
     def _run(self, epoch: int) -> list[Any]:
         with _scoped_rng(self.seed + epoch):

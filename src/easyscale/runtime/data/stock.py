@@ -7,7 +7,7 @@ These loaders are what the promise is measured against: the stock-DDP engine ite
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
@@ -30,23 +30,20 @@ from easyscale.runtime.data.sampling import ShardedBatchSampler, ShardedSampler,
 
 def stock_loader(loader: DataLoader[Any], *, world_size: int, rank: int, seed: int) -> DataLoader[Any]:
     """A stock loader for rank `rank` of `world_size`. Call `set_epoch` before each epoch."""
-    return stock_loaders(loader, world_size=world_size, ranks=[rank], seed=seed)[0]
+    return StockLoaders(loader, world_size=world_size, seed=seed).of(rank)
 
 
-def stock_loaders(
-    loader: DataLoader[Any],
-    *,
-    world_size: int,
-    ranks: Sequence[int],
-    seed: int,
-    datasets: Sequence[Dataset[Any]] | None = None,
-) -> list[DataLoader[Any]]:
-    """The same for several ranks of one process, which list a custom sampler once for all. `datasets`: one each."""
-    _refuse_what_cannot_work(loader)
-    shards = _shards(loader, world_size, ranks, seed)
-    return [
-        _rebuild(loader, loader.dataset if datasets is None else datasets[i], shard) for i, shard in enumerate(shards)
-    ]
+class StockLoaders:
+    """Stock loaders for any ranks of one process, made when they are needed. All list a custom sampler once."""
+
+    def __init__(self, loader: DataLoader[Any], *, world_size: int, seed: int) -> None:
+        _refuse_what_cannot_work(loader)
+        self._loader = loader
+        self._shard = _sharding(loader, world_size, seed)
+
+    def of(self, rank: int, dataset: Dataset[Any] | None = None) -> DataLoader[Any]:
+        """The loader of one rank, fresh at each call. `dataset`: read this one instead of the user's."""
+        return _rebuild(self._loader, self._loader.dataset if dataset is None else dataset, self._shard(rank))
 
 
 def set_epoch(loader: DataLoader[Any], epoch: int) -> None:
@@ -78,33 +75,31 @@ def _own_sampler(loader: DataLoader[Any]) -> DistributedSampler[Any] | ShardedSa
     return None
 
 
-def _shards(loader: DataLoader[Any], world_size: int, ranks: Sequence[int], seed: int) -> list[dict[str, Any]]:
-    """For each rank, the arguments of `DataLoader` that say which samples come in which batch."""
+def _sharding(loader: DataLoader[Any], world_size: int, seed: int) -> Callable[[int], dict[str, Any]]:
+    """Says, for a rank, the arguments of `DataLoader` that decide which samples come in which batch."""
+    plain = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
     if isinstance(loader.dataset, IterableDataset):
-        return [{"batch_size": loader.batch_size, "drop_last": loader.drop_last}] * len(ranks)
+        return lambda rank: plain
     batches = loader.batch_sampler
-    if batches is not None and loader.batch_size is None:  # the user gave a batch sampler
-        inner = getattr(batches, "sampler", None)
-        if type(batches) is BatchSampler and isinstance(inner, DistributedSampler):
-            return [
-                {"batch_sampler": BatchSampler(_for_rank(inner, world_size, v), batches.batch_size, batches.drop_last)}
-                for v in ranks
-            ]
-        first = ShardedBatchSampler(batches, world_size, 0, seed)
-        return [{"batch_sampler": first.sibling(v)} for v in ranks]
-    samplers = _samplers(loader, world_size, ranks, seed)
-    return [{"batch_size": loader.batch_size, "drop_last": loader.drop_last, "sampler": s} for s in samplers]
+    if batches is None or loader.batch_size is not None:
+        sampler = _sampling(loader, world_size, seed)
+        return lambda rank: {**plain, "sampler": sampler(rank)}
+    inner = getattr(batches, "sampler", None)  # the user gave a batch sampler
+    if type(batches) is BatchSampler and isinstance(inner, DistributedSampler):
+        size, drop_last = batches.batch_size, batches.drop_last
+        return lambda rank: {"batch_sampler": BatchSampler(_for_rank(inner, world_size, rank), size, drop_last)}
+    first = ShardedBatchSampler(batches, world_size, 0, seed)
+    return lambda rank: {"batch_sampler": first.sibling(rank)}
 
 
-def _samplers(loader: DataLoader[Any], world_size: int, ranks: Sequence[int], seed: int) -> list[Iterable[Any]]:
+def _sampling(loader: DataLoader[Any], world_size: int, seed: int) -> Callable[[int], Iterable[Any]]:
     sampler = loader.sampler
     if isinstance(sampler, DistributedSampler):
-        return [_for_rank(sampler, world_size, v) for v in ranks]
+        return lambda rank: _for_rank(sampler, world_size, rank)
     shuffle = _made_by_loader(loader)
     if shuffle is not None:
-        return [DistributedSampler(loader.dataset, world_size, v, shuffle=shuffle, seed=seed) for v in ranks]
-    first = ShardedSampler(sampler, world_size, 0, seed)
-    return [first.sibling(v) for v in ranks]
+        return lambda rank: DistributedSampler(loader.dataset, world_size, rank, shuffle=shuffle, seed=seed)
+    return ShardedSampler(sampler, world_size, 0, seed).sibling
 
 
 def _made_by_loader(loader: DataLoader[Any]) -> bool | None:

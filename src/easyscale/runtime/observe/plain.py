@@ -110,7 +110,7 @@ def parameters(optimizer: torch.optim.Optimizer) -> list[tuple[int, torch.Tensor
 
 def main(arguments: list[str]) -> int:
     spec = WorkerSpec.from_json(os.environ.pop(WORKER_VARIABLE))
-    journal = Journal(0, range(1), spec.events_fd, "warn")
+    journal = Journal(spec, "warn")
     journal.tell(Ready(worker=0, pid=os.getpid(), step=0, seconds=0.0))
     if spec.observation is not None:
         apply_treatments(spec.observation.treatments)

@@ -1,0 +1,127 @@
+"""Starts the master of an elastic job, here or in a process of its own, or takes a job over."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from easyscale.cli.checks import parse_workers
+from easyscale.cli.finding import find_job
+from easyscale.cli.front import COMMAND, Front, arguments, detach, role_of, run_as
+from easyscale.core.errors import UsageError
+from easyscale.core.spec import Engine
+
+if TYPE_CHECKING:
+    from easyscale.master.launch import Outputs
+    from easyscale.master.limits import Limits
+    from easyscale.master.progress import Screen
+    from easyscale.master.registry import JobFolder
+    from easyscale.master.supervisor import Job, Outcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """The flags of `run` that only a job with ESTs has."""
+
+    name: str
+    workers: str | None = None
+    listen: str = "127.0.0.1"
+    heartbeat: float = 5.0
+    start_limit: float = 120.0
+    grace: float = 30.0
+    orphan: float = 60.0
+    max_restarts: int = 0
+    restart_master: bool = False
+    detach: bool = False
+    internal: str | None = None
+
+    def limits(self, ests: int) -> Limits:
+        from easyscale.master.limits import Limits
+
+        return Limits(
+            heartbeat=self.heartbeat, start=self.start_limit, grace=self.grace, orphan=self.orphan,
+            max_restarts=self.max_restarts, listen=self.listen,
+            workers=parse_workers(self.workers, ests) if self.workers and ":" in self.workers else None,
+        )  # fmt: skip
+
+
+def check_elastic(flags: Elastic, engine: Engine) -> None:
+    for flag in ("heartbeat", "start-limit", "grace", "orphan"):
+        seconds = getattr(flags, flag.replace("-", "_"))
+        if not 0 < seconds < float("inf"):
+            raise UsageError(
+                f"--{flag} {seconds:g} is not a time.", "it is a number of seconds above 0.", "pass one, such as 30."
+            )
+    if engine == "ddp":
+        for flag, given in (
+            ("detach", flags.detach), ("restart-master", flags.restart_master), ("max-restarts", flags.max_restarts),
+        ):  # fmt: skip
+            if given:
+                raise UsageError(
+                    f"--{flag} does not go with --engine ddp.",
+                    "the reference is stock DistributedDataParallel under a plain launcher, without a master.",
+                    f"leave --{flag} out, or use --engine est.",
+                )
+
+
+def run_elastic(job: Job, screen: Screen, outputs: Outputs, flags: Elastic) -> int:
+    """Returns the job's exit code, or 0 once a detached job runs."""
+    from easyscale.master.registry import JobFolder
+
+    role, known = role_of(flags.internal)
+    ests, argv = job.template.ests, arguments(sys.argv)
+    folder = JobFolder.open(known) if role else JobFolder.create(flags.name, ("easyscale", *sys.argv[1:]), ests)
+    if flags.detach and role is None:
+        return detach(folder, run_as("front" if flags.restart_master else "master", folder, argv))
+    if flags.restart_master and role != "master":
+        return Front(folder, run_as("master", folder, argv), (*COMMAND, "attach", folder.id)).run()
+    from easyscale.backends.local import LocalLauncher
+    from easyscale.master.master import run_elastic as run_master
+
+    limits = flags.limits(ests)
+    launcher = LocalLauncher(os.environ)
+    return _to_the_end(folder, lambda: run_master(job, launcher, screen, outputs, folder, limits))
+
+
+def attach_to(wanted: str | None, screen: Screen) -> int:
+    """Returns the job's exit code. Without workers it is up to --max-restarts whether the job begins again."""
+    folder = find_job(wanted, over=True)
+    why = {
+        "running": "it has one: only a job whose master died can be taken over.",
+        "ended": "it has ended.",
+    }.get(folder.state())
+    if why is None and not folder.journal.exists():
+        why = "its master died before it began."
+    if why is not None:
+        now = f"`easyscale logs {folder.id}` shows what its workers printed."
+        raise UsageError(f"The job {folder.id} needs no master.", why, now)
+    from easyscale.backends.local import LocalLauncher
+    from easyscale.master.master import attach
+
+    return _to_the_end(folder, lambda: attach(folder, LocalLauncher(os.environ), screen))
+
+
+def _to_the_end(folder: JobFolder, run: Callable[[], Outcome]) -> int:
+    """What is left of the job says how it ended; a job that was refused before it had a master leaves nothing."""
+    from easyscale.master.registry import JobResult
+
+    try:
+        outcome = run()
+    except BaseException as problem:
+        former = folder.master()
+        if former is None:
+            folder.remove()
+        elif former.pid == os.getpid():
+            folder.write_result(JobResult(exit_code=2, error=str(problem) or type(problem).__name__))
+        raise
+    if folder.result() is None:
+        state = outcome.state
+        folder.write_result(
+            JobResult(
+                exit_code=outcome.exit_code, steps=state.steps, fingerprint=state.fingerprint, error=outcome.error
+            )
+        )
+    return outcome.exit_code
