@@ -14,7 +14,7 @@ from torch.optim import lr_scheduler
 
 from e2e.test_features import Branches, ReadsItsBuffer
 from parity.families import Data, Stream
-from workloads import CNN, MLP, Case, Pictures, adam, cnn, cross_entropy, mlp
+from workloads import CNN, MLP, Case, Pictures, adam
 
 SAMPLES = 16  # a rank and epoch: 4 global steps
 
@@ -105,6 +105,3 @@ CASES: dict[str, Callable[[int], Case]] = {
 
 def case_of(name: str, ests: int) -> Case:
     return CASES[name](ests)
-
-
-__all__ = ["CASES", "FEATURES", "Noisy", "case_of", "cnn", "cross_entropy", "mlp"]

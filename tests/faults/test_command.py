@@ -20,7 +20,7 @@ from elasticity import wait_until
 pytestmark = pytest.mark.slow
 
 SECONDS = 120
-SCRIPT = '''
+SCRIPT = """
 import sys, time
 import torch
 from torch import nn
@@ -43,7 +43,7 @@ for epoch in es.epochs(2):
         optimizer.zero_grad()
         es.log(loss=loss)
         time.sleep(float(sys.argv[1]))
-'''
+"""
 STEPS = 20
 
 

@@ -14,8 +14,8 @@ import torch
 
 from easyscale.core.spec import WorkerSpec
 from easyscale.master.limits import Limits
-from elasticity import step_here
-from faults.judge import Marks, Strike, check, differences, replace_at, run, stock, survive
+from elasticity import step_here, wait_until
+from faults.judge import Marks, Strike, check, differences, kill, replace_at, run, stock, survive
 
 R = "easyscale.runtime."
 
@@ -123,13 +123,25 @@ def test_a_loader_process_is_killed(name: str, worker: int) -> None:
 # ---------------------------------------------------------------------------------------- everybody
 
 
-def all_die(split: tuple[int, ...], step: int) -> list[Strike]:
-    return [Strike(worker=w, place=R + "turns:Turns.before_forward", step=step) for w in range(len(split))]
+def all_die(split: tuple[int, ...], step: int, checkpoint: Path | None = None) -> list[Strike]:
+    """When the checkpoint is there, and the master has heard of all steps."""
+
+    def die() -> None:
+        from easyscale.runtime import api
+
+        if checkpoint is not None:
+            wait_until(checkpoint.exists)
+        line = api.engine().line
+        assert line is not None
+        line.flush(10.0)
+        kill()
+
+    return [Strike(worker=w, place=R + "turns:Turns.before_forward", step=step, action=die) for w in range(len(split))]
 
 
 @pytest.mark.parametrize("split", [(4,), (2, 2), (1, 1, 1, 1)], ids=["4", "2+2", "1+1+1+1"])
 def test_all_die_and_the_job_goes_on_from_its_checkpoint(tmp_path: Path, split: tuple[int, ...]) -> None:
-    strikes = all_die(split, 5)
+    strikes = all_die(split, 5, tmp_path / "step-0000000004")
     outcome = run(
         "pictures", split, strikes, limits=Limits(max_restarts=1), checkpoint_dir=str(tmp_path), checkpoint_every=2
     )
@@ -160,7 +172,8 @@ def test_all_die_and_nothing_is_said_about_restarts() -> None:
 
 def test_a_loss_and_then_all_the_others(tmp_path: Path) -> None:
     """One dies alone, its ESTs go on; then the rest, with the adopted ones in the checkpoint."""
-    strikes = [Strike(worker=1, place="torch.optim:SGD.step", step=2), *all_die((1, 1, 2), 6)[::2]]
+    first, _, last = all_die((1, 1, 2), 6, tmp_path / "step-0000000004")
+    strikes = [Strike(worker=1, place="torch.optim:SGD.step", step=2), first, last]
     outcome = run(
         "pictures", (1, 1, 2), strikes, limits=Limits(max_restarts=1, workers=(1, 3)), checkpoint_dir=str(tmp_path),
         checkpoint_every=4,

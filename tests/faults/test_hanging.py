@@ -44,14 +44,17 @@ class OutOfReach(ForkedLauncher):
 
     def start_apart(self, spec: WorkerSpec, target: Target, out: Path, err: Path) -> Any:
         worker = super().start_apart(spec, target, out, err)
-        worker.kill = lambda: None
+        worker.kill = lambda: None  # type: ignore[method-assign]
         return worker
 
 
 def wakes_later(
-    folder: Path, split: tuple[int, ...], falls_asleep: Strike, *, wakes_at: int, **spec: Any
+    folder: Path,
+    falls_asleep: Strike,
+    surround: Callable[[WorkerSpec], None] = lambda spec: None,
+    **spec: Any,
 ) -> tuple[Outcome, int | None]:
-    """The struck worker is stopped, and woken by another one when that begins step `wakes_at`. Returns its exit code.
+    """The struck worker of 2+2 is stopped, and woken by the other one when that begins step 5. Returns its exit code.
 
     The one that wakes it goes on when it is gone.
     """
@@ -67,19 +70,19 @@ def wakes_later(
         wait_until(lambda: process_start(number) is None, 20)
 
     asleep = Strike(**{**vars(falls_asleep), "action": sleep})
-    other = 1 if asleep.worker == 0 else 0
-    waker = Strike(worker=other, place=R + "data.feed:Feed.next", step=wakes_at, action=wake)
-    train = with_easyscale(case_of("pictures", sum(split)))
+    waker = Strike(worker=1 - asleep.worker, place=R + "data.feed:Feed.next", step=5, action=wake)
+    train = with_easyscale(case_of("pictures", 4))
 
-    def surround(worker: WorkerSpec) -> None:
+    def prepare(worker: WorkerSpec) -> None:
+        surround(worker)
         for strike in (asleep, waker):
             if strike.worker == worker.worker:
                 strike.plant()
 
-    launcher = OutOfReach(train, surround=surround)
-    done = run_with_master(train, split, launcher=launcher, limits=LIMITS, **{"timeout": 30.0, **spec})
+    launcher = OutOfReach(train, surround=prepare)
+    done = run_with_master(train, (2, 2), launcher=launcher, limits=LIMITS, timeout=30.0, **spec)
     outcome = Outcome(run=done, workers={})
-    check(outcome, stock("pictures", sum(split)), [asleep, waker], lost=1)
+    check(outcome, stock("pictures", 4), [asleep, waker], lost=1)
     victim = launcher.workers[asleep.worker]
     victim.gone()
     return outcome, victim.code
@@ -89,69 +92,60 @@ def wakes_later(
 def test_it_never_speaks_again(tmp_path: Path, place: str) -> None:
     """It would go on in the middle of its step; before it gets anywhere it hears that it is fenced."""
     strike = Strike(worker=1, place=place, step=2)
-    outcome, code = wakes_later(tmp_path, (2, 2), strike, wakes_at=5)
+    outcome, code = wakes_later(tmp_path, strike)
     assert code == FENCED
     assert outcome.run.state.plans[-1][1].split == (4,)
 
 
 WRITING = {
-    "before it writes": (R + "checkpoint.store:CheckpointStore._write", False),
-    "before the files": (R + "checkpoint.store:write_folder", False),
-    "before the rename": (R + "checkpoint.store:CheckpointStore._put_in_place", False),
+    "before it writes": R + "checkpoint.store:CheckpointStore._write",
+    "before the files": R + "checkpoint.store:write_folder",
+    "before the rename": R + "checkpoint.store:CheckpointStore._put_in_place",
 }
+
+
+def notes_renames(log: Path) -> None:
+    """Who published which checkpoint."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def put(store: Any, writing: Path, path: Path) -> None:
+            original(store, writing, path)
+            with log.open("a") as file:
+                file.write(f"{os.getpid()} {path.name}\n")
+
+        return put
+
+    replace_at(R + "checkpoint.store:CheckpointStore._put_in_place", around)
+
+
+def fence_comes_late(mark: Path) -> None:
+    """The writer's thread has a second to itself before the worker hears that it is fenced."""
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def take(line: Any, frame: bytes) -> None:
+            if b'"fence"' in frame:
+                mark.touch()
+                time.sleep(1.0)
+            original(line, frame)
+
+        return take
+
+    replace_at(R + "control:Line._take", around)
 
 
 @pytest.mark.parametrize("moment", WRITING)
 def test_it_never_writes_a_checkpoint_again(tmp_path: Path, moment: str) -> None:
     """It held EST 0, and was stopped while it wrote; another worker has taken over the folder since."""
-    place, after = WRITING[moment]
-    checkpoints, log = tmp_path / "checkpoints", tmp_path / "renames"
-    slow_fence = tmp_path / "slow"
+    checkpoints, log, fenced = tmp_path / "checkpoints", tmp_path / "renames", tmp_path / "fenced"
 
-    strike = Strike(worker=0, place=place, after=after)
+    def surround(_spec: WorkerSpec) -> None:
+        notes_renames(log)
+        fence_comes_late(fenced)
 
-    def note_renames(_spec: WorkerSpec) -> None:
-        def around(original: Callable[..., Any]) -> Callable[..., Any]:
-            def put(store: Any, writing: Path, path: Path) -> Any:
-                result = original(store, writing, path)
-                with log.open("a") as file:
-                    file.write(f"{os.getpid()} {path.name}\n")
-                return result
-
-            return put
-
-        replace_at(R + "checkpoint.store:CheckpointStore._put_in_place", around)
-
-    def fence_comes_late(_spec: WorkerSpec) -> None:
-        """The writer thread has a second before the line hears anything."""
-
-        def around(original: Callable[..., Any]) -> Callable[..., Any]:
-            def take(line: Any, frame: bytes) -> None:
-                if b'"fence"' in frame:
-                    slow_fence.touch()
-                    time.sleep(1.0)
-                original(line, frame)
-
-            return take
-
-        replace_at(R + "control:Line._take", around)
-
-    before = ForkedLauncher._become_worker
-
-    def become(self: ForkedLauncher, spec: WorkerSpec, out: Path, err: Path) -> None:
-        note_renames(spec)
-        fence_comes_late(spec)
-        before(self, spec, out, err)
-
-    ForkedLauncher._become_worker = become  # type: ignore[method-assign]
-    try:
-        _, code = wakes_later(
-            tmp_path, (2, 2), strike, wakes_at=5, checkpoint_dir=str(checkpoints), checkpoint_every=2
-        )
-    finally:
-        ForkedLauncher._become_worker = before  # type: ignore[method-assign]
+    strike = Strike(worker=0, place=WRITING[moment])
+    _, code = wakes_later(tmp_path, strike, surround, checkpoint_dir=str(checkpoints), checkpoint_every=2)
     assert code == FENCED
-    assert slow_fence.exists()
+    assert fenced.exists()
     asleep = (tmp_path / "pid").read_text()
     assert not [line for line in log.read_text().splitlines() if line.startswith(f"{asleep} ")]
     assert not [path for path in checkpoints.iterdir() if path.name.startswith(".writing")]
@@ -160,7 +154,7 @@ def test_it_never_writes_a_checkpoint_again(tmp_path: Path, moment: str) -> None
     assert newest.step == 8
 
 
-def test_a_worker_that_hangs_before_the_job_begins(tmp_path: Path) -> None:
+def test_a_worker_that_hangs_before_the_job_begins() -> None:
     strike = Strike(
         worker=1, place=R + "membership:share_initial_state", step=-1,
         action=stop,

@@ -21,11 +21,11 @@ DAY = 24 * 3600.0
 def jumping(days: float, after: float) -> Iterator[None]:
     """The wall clock of this process jumps, so many seconds from now."""
     real, began = time.time, time.monotonic()
-    time.time = lambda: real() + (days * DAY if time.monotonic() - began > after else 0.0)  # type: ignore[assignment]
+    time.time = lambda: real() + (days * DAY if time.monotonic() - began > after else 0.0)
     try:
         yield
     finally:
-        time.time = real  # type: ignore[assignment]
+        time.time = real
 
 
 def jumps_in_workers(days: float, step: int) -> object:
@@ -34,7 +34,7 @@ def jumps_in_workers(days: float, step: int) -> object:
 
         real = time.time
         sign = 1 if spec.worker % 2 else -1  # in both directions
-        time.time = lambda: real() + (sign * days * DAY if step_here() >= step else 0.0)  # type: ignore[assignment]
+        time.time = lambda: real() + (sign * days * DAY if step_here() >= step else 0.0)
 
     return surround
 

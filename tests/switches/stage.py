@@ -98,10 +98,12 @@ def _with_scenes(loss: Callable[..., Any], scenes: Mapping[int, Scene], notes: P
     def called(output: Any, y: Any) -> Any:
         step = step_here()
         if torch.is_grad_enabled() and step in scenes and step not in seen:
-            if holds_est_0() and once(notes / str(step)):
+            note = notes / str(step)
+            if holds_est_0() and once(note):
+                note.write_text(str(line().epoch))
                 scenes[step].act()
             seen.add(step)
-            wait_until(scenes[step].until, PATIENCE)
+            wait_until(lambda: is_past(note) or scenes[step].until(), PATIENCE)
         return loss(output, y)
 
     return called
@@ -169,6 +171,12 @@ def holds_est_0() -> bool:
 
     engine = api.current_engine()
     return engine is not None and 0 in engine.ests
+
+
+def is_past(note: Path) -> bool:
+    """What was wished has come: a window of batches may go on, in the same step, on the next plan."""
+    text = note.read_text() if note.exists() else ""
+    return bool(text) and line().epoch > int(text)
 
 
 def once(note: Path) -> bool:

@@ -182,11 +182,10 @@ def test_a_switch_during_a_background_checkpoint(scale: dict[str, Any], tmp_path
     judge(played, stock("pictures", PICTURES, ESTS), losses=0)
     assert [step for step, _ in played.plans] == [0, 3]
     assert set(played.codes.values()) == {0}
-    saved = {int(path.name.removeprefix("step-")): path for path in tmp_path.iterdir()}
-    assert set(saved) == {2, 4, 6, 8}
-    for step in (2, 4):
-        again = run_with_master(with_easyscale(PICTURES), (3, 1), resume=str(saved[step]))
-        assert again.fingerprint == stock("pictures", PICTURES, ESTS)["fingerprint"], again.text
+    saved = {int(path.name.removeprefix("step-")): path for path in tmp_path.glob("step-*")}
+    assert {2, 8} <= set(saved)  # of those between, one that had to wait may have given way to the next
+    again = run_with_master(with_easyscale(PICTURES), (3, 1), resume=str(saved[2]))
+    assert again.fingerprint == stock("pictures", PICTURES, ESTS)["fingerprint"], again.text
 
 
 # ---------------------------------------------------------------------------------------- several wishes

@@ -18,17 +18,17 @@ Split = tuple[int, ...]
 
 # Name: the plan at the start, wishes by the step in which they are made, the plans that follow, who leaves.
 WAYS: dict[str, tuple[Split, dict[int, dict[str, Any]], list[tuple[int, Split]], set[int]]] = {
-    "grow 1, 2, 4": ((4,), {0: {"workers": 2}, 3: {"workers": 4}}, [(2, (2, 2)), (5, (1, 1, 1, 1))], set()),
-    "shrink 4, 2, 1": ((1, 1, 1, 1), {0: {"workers": 2}, 3: {"workers": 1}}, [(2, (2, 2)), (5, (4,))], {1, 2, 3}),
-    "uneven": ((2, 2), {0: {"split": (3, 1)}, 3: {"split": (1, 3)}}, [(2, (3, 1)), (5, (1, 3))], set()),
+    "grow 1, 2, 4": ((4,), {0: {"workers": 2}, 4: {"workers": 4}}, [(2, (2, 2)), (6, (1, 1, 1, 1))], set()),
+    "shrink 4, 2, 1": ((1, 1, 1, 1), {0: {"workers": 2}, 4: {"workers": 1}}, [(2, (2, 2)), (6, (4,))], {1, 2, 3}),
+    "uneven": ((2, 2), {0: {"split": (3, 1)}, 4: {"split": (1, 3)}}, [(2, (3, 1)), (6, (1, 3))], set()),
     "off worker 0": ((2, 1, 1), {1: {"leave": 0}}, [(3, (2, 2))], {0}),
     "off the middle": ((1, 2, 1), {1: {"leave": 1}}, [(3, (2, 2))], {1}),
-    "off 0, then off 1": ((1, 1, 2), {0: {"leave": 0}, 3: {"leave": 1}}, [(2, (2, 2)), (5, (4,))], {0, 1}),
+    "off 0, then off 1": ((1, 1, 2), {0: {"leave": 0}, 4: {"leave": 1}}, [(2, (2, 2)), (6, (4,))], {0, 1}),
     "to 1 and back": (
-        (1, 1, 1, 1), {0: {"workers": 1}, 3: {"workers": 4}}, [(2, (4,)), (5, (1, 1, 1, 1))], {1, 2, 3}
+        (1, 1, 1, 1), {0: {"workers": 1}, 4: {"workers": 4}}, [(2, (4,)), (6, (1, 1, 1, 1))], {1, 2, 3}
     ),
     "come and go": (
-        (3, 1), {0: {"split": (1, 2, 1)}, 3: {"split": (2, 2)}}, [(2, (1, 2, 1)), (5, (2, 2))], {2}
+        (3, 1), {0: {"split": (1, 2, 1)}, 4: {"split": (2, 2)}}, [(2, (1, 2, 1)), (6, (2, 2))], {2}
     ),
 }  # fmt: skip
 

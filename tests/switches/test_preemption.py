@@ -50,9 +50,7 @@ def wait_for_order() -> None:
 @pytest.mark.parametrize(
     ("began", "victim", "then"), [((1, 2, 1), 1, (2, 2)), ((2, 1, 1), 0, (2, 2)), ((2, 2), 0, (4,)), ((2, 2), 1, (4,))]
 )
-def test_a_worker_hands_over_and_leaves_with_0(
-    began: tuple[int, ...], victim: int, then: tuple[int, ...]
-) -> None:
+def test_a_worker_hands_over_and_leaves_with_0(began: tuple[int, ...], victim: int, then: tuple[int, ...]) -> None:
     faults = [
         Fault(worker=w, step=1, place=BACKWARD, action=preempt_and_wait if w == victim else wait_for_order)
         for w in range(len(began))

@@ -83,6 +83,7 @@ class Line:
         self._leave_by: float | None = None
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
+        self._called = (control.host, control.port)  # where the line leads
         self._pid = os.getpid()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="easyscale-control", daemon=True)
@@ -218,16 +219,20 @@ class Line:
                 away_since = time.monotonic()
             time.sleep(RETRY_SECONDS)
 
-    def _connect(self) -> socket.socket | None:
-        host, port = self._control.host, self._control.port
+    def _address(self) -> tuple[str, int]:
+        """Where the master listens now: one that was started again may have had to take another port."""
         if self._control.endpoint is not None:
             try:
                 found = json.loads(Path(self._control.endpoint).read_text())
-                host, port = str(found["host"]), int(found["port"])
+                return str(found["host"]), int(found["port"])
             except (OSError, ValueError, KeyError, TypeError):
-                pass  # the address from the start is as good a guess
+                pass  # the address from before is as good a guess
+        return self._called
+
+    def _connect(self) -> socket.socket | None:
+        self._called = self._address()
         try:
-            connection = socket.create_connection((host, port), timeout=SEND_SECONDS)
+            connection = socket.create_connection(self._called, timeout=SEND_SECONDS)
         except OSError:
             return None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -247,6 +252,8 @@ class Line:
             while not self._closing:
                 now = time.monotonic()
                 if now >= beat_at:
+                    if self._address() != self._called:  # whoever answers here is not the master any more
+                        return
                     self._say(Beat(**self._facts(), waiting=self.is_waiting()))
                     beat_at = now + self._control.beat_seconds
                 self._send(connection)

@@ -48,7 +48,7 @@ class Exchange:
         self._heard: Wishes | None = None
         self.last = Wishes(False, 0, 0)  # heard, or told by one who had heard
         self._wait: Callable[[], list[bytes]] | None = None
-        self._is_overtaken = self._held_back = False
+        self._is_overtaken = self.is_held_back = False
 
     @property
     def _replicates(self) -> bool:
@@ -140,18 +140,18 @@ class Exchange:
         self._group, self._fresh = group, True
         if self.announced and not self._is_overtaken:
             self._heard = None
-            if self._held_back:
+            if self.is_held_back:
                 self._wait = _broken(AssertionError("held back"))
             else:
                 self._start()
 
     def hold_back(self) -> None:
         """Contexts of adopted ESTs are not known yet: announce nothing before `go_on`."""
-        self._held_back = True
+        self.is_held_back = True
 
     def go_on(self) -> None:
-        if self._held_back:
-            self._held_back = False
+        if self.is_held_back:
+            self.is_held_back = False
             if self._wait is not None:
                 self._start()
 

@@ -11,7 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -217,12 +217,13 @@ def _set_lanes(session: EstSession, fresh: Mapping[int, Any] | None = None) -> N
 def ghost(session: EstSession, est: int) -> Iterator[None]:
     """Inside, the local step of `est` in the round before is run again, on that round's parameters and buffers."""
     again = session.rounds if session.overtaken else session.rounds - 1
+    was_a_step = session.overtaken or session.trained
     parameters = session.reducer.parameters
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
     session.buffers.is_current = session.base_rounds > again
-    with session.undo.back():
+    with session.undo.back() if was_a_step else nullcontext():
         yield
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
@@ -231,7 +232,8 @@ def ghost(session: EstSession, est: int) -> Iterator[None]:
     elif est == 0 and session.buffers.next_becomes_base():
         session.base_rounds = again + 1
     session.buffers.is_current = True
-    session.journal.step_done(again_step(session), session.epoch, 0, [est])
+    if was_a_step:
+        session.journal.step_done(again_step(session), session.epoch, 0, [est])
     session.turns.capture()  # its random states are still live
     session.exchange.note_one(est, session.turns.contexts, session.loaders)
     if not any(turn.ghost for turn in session.pending):

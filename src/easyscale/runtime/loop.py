@@ -138,7 +138,10 @@ class PreparedLoader:
             session.turns.begin(est, first=False, last=False, ghost=True)
             taken = 0
             while taken == 0 or session.turns.wants_more():
-                batch = self.feed.next(est)
+                try:
+                    batch = self.feed.next(est)
+                except StopIteration:
+                    break  # as it did then: the epoch ended in the middle of an accumulation window
                 if taken == 0:
                     session.turns.batch_drawn()
                 taken += 1

@@ -297,7 +297,7 @@ class EstSession(Engine):
             self.exchange.announce(self.rounds, more=True, trained=self.trained)
         except WorkerLostError as problem:  # only where the announcement waits for its answer
             self._recover(problem)
-            self.together(self.exchange.hear)
+            self.together(lambda: None if self.exchange.is_held_back else self.exchange.hear())
 
     def turn_ended(self, est: int) -> None:
         self.ran.append(est)
