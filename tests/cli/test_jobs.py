@@ -190,10 +190,16 @@ def test_a_cancelled_switch_is_exit_code_1_with_the_reason() -> None:
 def test_a_job_that_ends_before_its_switch_is_exit_code_1() -> None:
     with fake_job() as master:
         switching(master, 10**9, ())
-        ending = threading.Timer(0.3, lambda: setattr(master, "answer", lambda _: replace(master.status, state="done")))
-        ending.start()
+        answer = master.answer
+
+        def done_at_the_third_look(request: Request) -> Reply:
+            nonlocal looks
+            looks += isinstance(request, AskStatus)
+            reply = answer(request)
+            return replace(master.status, state="done") if looks > 2 else reply
+
+        looks, master.answer = 0, done_at_the_third_look
         done = easyscale("scale", "--workers", "4", "--wait")
-        ending.join()
         assert done.exit_code == 1
         assert "the job is done" in done.stderr
 

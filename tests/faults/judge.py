@@ -197,7 +197,8 @@ def check(
     shown = f"{done.error}\n{done.text}"
     assert done.exit_code == 0, shown
     assert done.error is None, shown
-    assert differences(outcome, expected) == [], shown
+    found = differences(outcome, expected)
+    assert not found, f"{found}\n{shown}"
     assert done.state.lost_steps == 0, shown
     assert done.state.steps == len(expected["losses"]), shown
     missing = [strike for strike in strikes if not strike.happened]

@@ -33,7 +33,7 @@ PHASES = {
     "first gradient": Phase(place=R + "reduce:Reducer._unusual"),
     "last gradient": Phase(place=R + "reduce:Reducer._backward_ended"),
     "staging begins": Phase(place=R + "reduce:Reducer._fill"),
-    "staged": Phase(place=R + "reduce:Reducer._fill", after=True, nth=2),
+    "staged": Phase(place=R + "reduce:Reducer._fill", after=True, nth=2, steps=(1, 2, 3, 4, 7)),
     # The reduction.
     "a sum begins": Phase(place=R + "reduce:chain_sum", direct=R + "reduce:Reducer._start_sum"),
     "a later sum begins": Phase(place=R + "reduce:Reducer._start_sum", nth=2),

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.broadcast_buffers. is deprecate
 LOADING, SGD, ADAM = "easyscale.runtime.data.feed:Feed.next", "torch.optim:SGD.step", "torch.optim:AdamW.step"
 
 
-def strike(name: str, phase: str, worker: int = 1) -> Strike:
-    """In the second step of an optimizer: by then momentum, scales and averages are there."""
+def strike(name: str, phase: str, worker: int = 1, nth: int = 2) -> Strike:
+    """In the third step: by then momentum, scales and averages are there."""
     if phase == "loading":
-        return Strike(worker=worker, place=LOADING, step=2, nth=2)
+        return Strike(worker=worker, place=LOADING, step=2, nth=nth)
     return Strike(worker=worker, place=ADAM if "Adam" in name else SGD, step=2, after=phase == "optimizer ended")
 
 
@@ -33,7 +33,7 @@ def test_a_worker_is_killed(name: str, phase: str) -> None:
 @pytest.mark.parametrize("phase", ["loading", "optimizer", "optimizer ended"])
 @pytest.mark.parametrize("name", FEATURES)
 def test_the_holder_of_est_0_is_killed(name: str, phase: str, split: tuple[int, ...]) -> None:
-    survive(name, split, [strike(name, phase, worker=0)])
+    survive(name, split, [strike(name, phase, worker=0, nth=split[0])])
 
 
 @pytest.mark.parametrize("phase", ["loading", "optimizer"])

@@ -41,6 +41,8 @@ class Saving:
         self._begun = state.snapshot_of(session)
         if session.talk.workers == 1:
             self._complete(_own_contexts(session))
+        elif session.loader is None:  # between epochs all have just been heard; the next exchange is inside a loop
+            self.contexts_are_there()
 
     def contexts_are_there(self) -> None:
         """Those of the boundary at which it began."""
