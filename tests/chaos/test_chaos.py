@@ -53,9 +53,10 @@ def test_random_events_change_no_bit_and_cost_no_step(tmp_path: Path, monkeypatc
              for step, losses in report["losses"].items()}  # fmt: skip
     assert known == stock["losses"]
     assert report["fingerprint"] == stock["fingerprint"]
-    assert report["lost_steps"] == 0
     assert report["steps"] == steps
     seen = {event["what"] for event in report["events"]}
+    if "restarting" not in seen:  # else a storm has killed all workers that had the state, newcomers aside
+        assert report["lost_steps"] == 0
     assert {"plan", "worker-lost"} <= seen
     assert COUNT < 50 or set(storm.thrown) == set(EVENTS)
 

@@ -80,7 +80,7 @@ FEATURES: dict[str, Callable[[int], Case]] = {
     "accumulation over epochs": _vectors_with(accumulate=3, epochs=3),
     "a schedule by step": _with(scheduler=lambda o: lr_scheduler.StepLR(o, 2, 0.5), schedule_each_step=True),
     "OneCycle": _with(scheduler=one_cycle, schedule_each_step=True),
-    "an average of the weights": _with(average=True),
+    "an average of the weights": _vectors_with(average=True),
     "own buffers": _with(prepare={"broadcast_buffers": False}),
     "unused parameters": _vectors_with(model=Branches, prepare={"find_unused_parameters": True}),
     "gradients set to zero": _with(set_to_none=False),
@@ -96,8 +96,12 @@ FEATURES: dict[str, Callable[[int], Case]] = {
     "reads its buffers": _vectors_with(model=ReadsItsBuffer),
 }  # fmt: skip
 
+# Each rank of stock DDP averages the buffers that its own batches left.
+AVERAGED_BUFFERS = "an average of weights and buffers"
+
 CASES: dict[str, Callable[[int], Case]] = {
     "pictures": pictures,
+    AVERAGED_BUFFERS: _with(average=True),
     "tree": _with(init={"reduction": "tree"}),
     **FEATURES,
 }

@@ -42,6 +42,7 @@ from easyscale.core.messages import StepDone
 from easyscale.core.spec import Control, WorkerSpec
 from easyscale.runtime.stops import Leaving
 
+WIRE_SECONDS = 0.01  # for the other thread to finish its sending, which takes it microseconds
 RETRY_SECONDS = 0.1  # between attempts to reach a master that is away: it may be back any moment
 SEND_SECONDS = 5.0  # a master that takes nothing for so long is away
 # Messages kept for a master that is away. Then metrics of the oldest steps go first; they are not needed for the bits.
@@ -83,6 +84,9 @@ class Line:
         self._leave_by: float | None = None
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
+        self._connection: socket.socket | None = None
+        self._wire = threading.Lock()  # held while bytes are sent, and while `_out` changes
+        self._out = b""  # on its way, frames that were sent in part among them
         self._called = (control.host, control.port)  # where the line leads
         self._pid = os.getpid()
         self._closing = False
@@ -101,7 +105,7 @@ class Line:
             self._box.append((self._number, raw))
             if len(self._box) > MOST_KEPT:
                 self._forget_metrics()
-        self._wake()
+        self._send_now()
 
     @property
     def newest_order(self) -> Order | None:
@@ -212,6 +216,7 @@ class Line:
             if connection is not None:
                 with connection:
                     self._talk(connection)
+                    self._connection = None
                 away_since = time.monotonic()
             self._look_at_clock()
             if time.monotonic() - away_since > self._control.orphan_seconds:
@@ -243,12 +248,13 @@ class Line:
     def _talk(self, connection: socket.socket) -> None:
         """Until the connection ends."""
         hello = Hello(worker=self._spec.worker, pid=os.getpid(), epoch=self.epoch, step=self.step, ests=self.ests)
-        with self._changed:
-            self._sent = 0
+        with self._wire, self._changed:
+            self._sent, self._out = 0, self._frame(hello)
             self._loose.clear()
         heard, beat_at = b"", 0.0
         try:
-            connection.sendall(self._frame(hello))
+            self._send(connection)
+            self._connection = connection
             while not self._closing:
                 now = time.monotonic()
                 if now >= beat_at:
@@ -279,12 +285,39 @@ class Line:
         return {"worker": self._spec.worker, "epoch": self.epoch, "step": self.step}
 
     def _send(self, connection: socket.socket) -> None:
+        with self._wire:
+            self._fetch()
+            if self._out:
+                connection.sendall(self._out)
+                self._out = b""
+
+    def _send_now(self) -> None:
+        """On the training thread, if it can be done at once: what the kernel has outlives this process.
+
+        Else a worker that is killed takes along what it told just before, whenever its other thread was not quick.
+        """
+        connection, sent = self._connection, False
+        if connection is not None and self._wire.acquire(timeout=WIRE_SECONDS):
+            try:
+                self._fetch()
+                if select.select([], [connection.fileno()], [], 0)[1]:
+                    self._out = self._out[connection.send(self._out) :]
+                sent = not self._out
+            except (OSError, ValueError):  # it is broken, or was closed: the other thread deals with it
+                pass
+            finally:
+                self._wire.release()
+        if not sent:
+            self._wake()
+
+    def _fetch(self) -> None:
+        """What has not been sent on this connection goes out next, whole frames in their order."""
         with self._changed:
-            out = [*self._loose, *(raw for _, raw in list(self._box)[self._sent :])]
+            box = list(self._box)  # a signal's handler may put more into it meanwhile
+            unsent = [*self._loose, *(raw for _, raw in box[self._sent :])]
             self._loose.clear()
-            self._sent = len(self._box)
-        if out:
-            connection.sendall(b"".join(out))
+            self._sent = len(box)
+            self._out += b"".join(unsent)
 
     def _take(self, line: bytes) -> None:
         frame = unpack(line, self._control.token)
