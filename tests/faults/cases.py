@@ -96,7 +96,7 @@ FEATURES: dict[str, Callable[[int], Case]] = {
     "reads its buffers": _vectors_with(model=ReadsItsBuffer),
 }  # fmt: skip
 
-# Each rank of stock DDP averages the buffers that its own batches left.
+# Each rank of stock DDP averages the buffers that its own batches left; the one that people keep is rank 0's.
 AVERAGED_BUFFERS = "an average of weights and buffers"
 
 CASES: dict[str, Callable[[int], Case]] = {

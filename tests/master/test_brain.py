@@ -3,7 +3,7 @@
 import pytest
 from tests.master.simulation import Simulation
 
-from easyscale.core.control import Hello, Joined, Lost, Status
+from easyscale.core.control import Declined, Hello, Joined, Lost, Status
 from easyscale.core.messages import StepDone
 from easyscale.core.requests import Accepted, Refused
 from easyscale.master.brain import Brain
@@ -408,6 +408,28 @@ def test_a_newcomer_that_is_too_slow_cancels_the_wish() -> None:
     assert "was not ready in 10 s" in job.events("switch-cancelled")[0]
     assert not job.workers[2].alive
     assert len(job.members()) == 2
+
+
+def test_a_switch_that_the_workers_decline_is_cancelled_and_later_wishes_count() -> None:
+    job = Simulation(4, 2).training()
+    job.scale(workers=3)
+    job.until(lambda: len(job.orders) == 2)
+    said = Declined(worker=0, epoch=job.orders[-1].epoch, why="there is no place for it")
+    job.give(Said(worker=0, body=said))
+    job.run(1.0)
+    assert job.events("switch-cancelled") == [
+        "The change to 3 workers is cancelled: there is no place for it; the job goes on with 2 workers (2+2)."
+    ]
+    job.give(Said(worker=0, body=said))  # of an order that is over
+    job.scale(workers=1)
+    job.until(lambda: len(job.members()) == 1)
+
+
+def test_a_worker_may_be_sent_away_while_the_first_plan_forms() -> None:
+    job = Simulation(4, 2)
+    job.until(lambda: job.brain.facts.opening is not None)
+    assert isinstance(job.scale(leave=0), Accepted)
+    job.until(lambda: set(job.members()) == {1})
 
 
 def test_a_member_lost_while_newcomers_start_does_not_cancel_the_wish() -> None:

@@ -6,7 +6,6 @@ are cut off, as if their machines were out of reach: they must find their end by
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -145,9 +144,6 @@ def test_a_worker_that_is_cut_off(hosts: Hosts, tmp_path: Path, direction: str, 
     judge(played, stock(*REFERENCE), losses=1)
     found_in_time(played, {victim})
     assert played.codes == {worker: FENCED if worker == victim else 0 for worker in range(3)}
-    if direction == "both":  # else it heard of its fence at once, or had nothing more to say
-        # What it had said meanwhile came to the master, and did not count.
-        assert json.loads((tmp_path / "report.json").read_text())["dropped"]["nobody"] > 0
 
 
 def hosts_heal(hosts: Hosts, direction: str, it: list[int], rest: list[int]) -> None:

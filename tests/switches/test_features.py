@@ -123,21 +123,12 @@ FEATURES: dict[str, Case] = {
 }
 
 
-# A copy of the weights that also averages buffers reads those of EST 0, and other workers than its own have them only
-# when the step is over: the copy of the worker that goes on in its place is another one.
-KNOWN = pytest.mark.xfail(strict=True, reason="registered state that reads buffers is right on EST 0's worker alone")
-
-
-def features(*, known: tuple[str, ...] = ()) -> list[Any]:
-    return [pytest.param(name, marks=KNOWN if name in known else ()) for name in FEATURES]
-
-
 def moved(played: Play, plans: list[tuple[int, ...]]) -> None:
     assert played.splits == plans
     assert set(played.codes.values()) == {0}
 
 
-@pytest.mark.parametrize("feature", features(known=("average of the weights",)))
+@pytest.mark.parametrize("feature", FEATURES)
 def test_it_comes_along_to_newcomers_and_heirs(feature: str) -> None:
     case = FEATURES[feature]
     played = play(case, (2, 2), WAY)
@@ -146,7 +137,7 @@ def test_it_comes_along_to_newcomers_and_heirs(feature: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("feature", features())
+@pytest.mark.parametrize("feature", FEATURES)
 def test_it_comes_along_to_one_worker_and_back(feature: str) -> None:
     case = FEATURES[feature]
     played = play(case, (2, 2), BACK)

@@ -186,6 +186,24 @@ def test_one_of_two_newcomers_fails_and_the_other_goes_again() -> None:
     assert played.codes[2] in (0, -15)
 
 
+def test_a_script_without_es_epochs_does_not_grow_but_shrinks() -> None:
+    """A newcomer could not know in which pass of a plain loop the others are."""
+
+    def surround(spec: WorkerSpec) -> None:
+        import easyscale
+
+        easyscale.epochs = range
+
+    hears = Scene(act=lambda: None, until=told("switch-cancelled"))
+    scenes = {1: wished(workers=3), 3: hears, 4: wished(workers=1)}
+    played = play(PICTURES, (2, 2), scenes, surround=surround)
+    judge(played, stock("pictures", PICTURES, ESTS), losses=0)
+    assert played.plans == [(0, (2, 2)), (6, (4,))]
+    (said,) = played.run.happened("switch-cancelled")
+    assert "does not run inside es.epochs()" in said
+    assert played.codes == {0: 0, 1: 0, NEW: 0}
+
+
 def test_a_start_without_one_that_fails_early_is_the_jobs_failure() -> None:
     """Not a switch: before there is a plan, what a worker raises is what the script does."""
     played = play(PICTURES, (2, 1, 1), surround=in_newcomer(before_init), train=with_easyscale(PICTURES))

@@ -181,11 +181,22 @@ class WantsToLeave:
     kind: Literal["wants-to-leave"] = "wants-to-leave"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Declined:
+    """The workers cannot go over to plan `epoch`, now or later: they stay on theirs."""
+
+    worker: int
+    epoch: int
+    why: str
+    kind: Literal["declined"] = "declined"
+
+
 FromMaster = Order | Halt | Dismiss | Fence | Wish | Heard
-FromWorker = Hello | Beat | Joined | Lost | Status | WantsToLeave | Message
+FromWorker = Hello | Beat | Joined | Lost | Status | WantsToLeave | Declined | Message
 _KINDS: dict[str, type[Any]] = {
     "order": Order, "halt": Halt, "dismiss": Dismiss, "fence": Fence, "wish": Wish, "heard": Heard,
     "hello": Hello, "beat": Beat, "joined": Joined, "lost": Lost, "status": Status, "wants-to-leave": WantsToLeave,
+    "declined": Declined,
     **MESSAGES,
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from easyscale.core.control import Beat, Dismiss, Fence, Halt, Hello, Joined, Lost, Status, WantsToLeave, Wish
+from easyscale.core.control import Beat, Declined, Dismiss, Fence, Halt, Hello, Joined, Lost, Status, WantsToLeave, Wish
 from easyscale.core.messages import Done, Failed, Ready, StepDone
 from easyscale.core.requests import Accepted, Refused
 from easyscale.master import deadlines, endings, losses, wishes
@@ -112,6 +112,8 @@ class Brain:
                 losses.step_done(s, body)
             case WantsToLeave() if s.ending is None:
                 wishes.wants_to_leave(s, hand.number)
+            case Declined():
+                wishes.declined(s, body)
             case Done():
                 self._done(hand)
             case Failed():

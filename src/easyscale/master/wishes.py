@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from easyscale.core.control import Order
+from easyscale.core.control import Declined, Order
 from easyscale.core.errors import PlanError
 from easyscale.core.messages import Failed
 from easyscale.core.plan import Plan
@@ -75,6 +75,17 @@ def candidate_failed(s: Situation, word: Failed) -> None:
         endings.failed(s, word)
     else:
         _give_up(s, f"{s.name(word.worker)} failed before it was ready: {headline(word)}")
+
+
+def declined(s: Situation, word: Declined) -> None:
+    """The members cannot make the switch: they stay on their plan, and it is the one that is wanted from now on."""
+    opening = s.opening
+    if opening is None or opening.order.epoch != word.epoch or opening.steps or s.halting is not None:
+        s.dropped["older plan"] += 1
+        return
+    s.opening = None
+    s.wanted = Wanted(workers=len(s.members()))
+    losses.cancel(s, opening.wish, word.why)
 
 
 def settle(s: Situation) -> None:
@@ -171,7 +182,8 @@ def _scale(s: Situation, scale: Scale) -> Accepted:
 
 
 def _leave(s: Situation, worker: int) -> Accepted:
-    members = [member.worker for member in s.members() if s.usable(member.worker)]
+    first = s.opening.order.members if s.current is None and s.opening is not None else ()
+    members = [member.worker for member in s.members() or first if s.usable(member.worker)]
     if worker not in members:
         raise PlanError(
             f"Worker {worker} is not in the plan.",

@@ -35,6 +35,7 @@ class Buffers:
         self._next_is_set = False
         self.is_current = True  # base is EST 0's of the last round, not of the one before
         self._parcel: tuple[torch.Tensor, list[torch.Tensor]] | None = None  # to send them in, and where each one lies
+        self.early: list[torch.Tensor] | None = None  # what EST 0 leaves in this round, before the round is over
 
     def use_plan(self, group: Group, ests: range, *, fixed: bool) -> None:
         """`fixed`: this worker will never have other ESTs."""
@@ -115,20 +116,39 @@ class Buffers:
 
         In one parcel: the host waits for the device once, not once a buffer.
         """
-        base = self._shared_base()
-        if self._group.workers == 1 or not any(t.numel() for t in base):
-            return
+        sent = self._send_from_est0(self._shared_base())
+        if sent is not None and not self._holds_est0:
+            self._before, self._base = self._base, self._before or self.copy()
+            _copy(self._base, sent)
+
+    def share_early(self, *, est0_is_live: bool) -> None:
+        """Every EST's step is computed: what EST 0 leaves goes to all workers before the round is over.
+
+        For shared state that reads buffers (an average of the weights): each worker keeps a copy of it, and each may
+        be the one that goes on with it.
+        """
+        mine = self.live() if est0_is_live else self._next if self._next_is_set else self._base
+        sent = self._send_from_est0(mine)
+        self.early = None if sent is None or self._holds_est0 else [tensor.clone() for tensor in sent]
+
+    def early_to_live(self) -> None:
+        if self.early is not None:
+            self.put(self.early)
+
+    def _send_from_est0(self, tensors: list[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Where those of EST 0's worker lie; None where there is nobody to send them to, or nothing."""
+        if self._group.workers == 1 or not any(t.numel() for t in tensors):
+            return None
         if self._parcel is None:
-            self._parcel = _parcel(base)
+            self._parcel = _parcel(tensors)
         packed, places = self._parcel
         if self._holds_est0:
-            _copy(places, base)
+            _copy(places, tensors)
         host = packed.cpu()
         self._group.broadcast(host, 0)
         if not self._holds_est0:
             packed.copy_(host)
-            self._before, self._base = self._base, self._before or self.copy()
-            _copy(self._base, places)
+        return places
 
     def _shared_base(self) -> list[torch.Tensor]:
         return self.live() if self._only_est0 else self._base

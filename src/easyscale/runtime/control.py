@@ -75,6 +75,7 @@ class Line:
         self.on_wish: Callable[[Wish], None] = lambda wish: None
         self._order: Order | None = None
         self._halted = -1  # epochs up to this one are over, joined or not
+        self._declined = -1  # a switch that the workers cannot make
         self._dismissed = self._listening = False
         self._changed = threading.Condition()
         self._box: deque[tuple[int, bytes]] = deque()
@@ -116,9 +117,13 @@ class Line:
         order = self._order
         return order.epoch if order is not None and order.how == "switch" and order.epoch > self._passed else 0
 
+    def decline(self, epoch: int) -> None:
+        """Never make that switch."""
+        self._declined = epoch
+
     @property
     def _passed(self) -> int:
-        return max(self.epoch, self._halted)
+        return max(self.epoch, self._halted, self._declined)
 
     def next_order(self, after: int, limit: float, hows: tuple[How, ...] = ("start", "recover", "switch")) -> Order:
         """Wait for a newer order of which this worker is a member. Leaves if it is dismissed meanwhile."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from easyscale.core.control import Joined, Lost, Order
+from easyscale.core.control import Declined, Joined, Lost, Order
 from easyscale.core.errors import WorkerLostError
 from easyscale.core.messages import Ready
 from easyscale.runtime import membership, state
@@ -113,6 +113,9 @@ def switch(session: EstSession, epoch: int) -> None:
         return
     if order.at is not None and session.step < order.at:
         return
+    if order.joining and not session.in_epochs:
+        _decline(session, order)
+        return
     if order.joining and session.loader is not None and session.loops > 1:
         return  # a script cannot begin in an epoch's second loop: wait for the next place where it can
     if session.exchange_now().checkpoint:
@@ -136,6 +139,18 @@ def switch(session: EstSession, epoch: int) -> None:
     session.use_plan(order.plan, groups)
     take_up(session, came)
     _tell_joined(session, order, began)
+
+
+def _decline(session: EstSession, order: Order) -> None:
+    """All workers see the same and none goes; one of them tells it."""
+    assert session.line is not None
+    session.line.decline(order.epoch)
+    if session.talk.worker == 0:
+        why = (
+            "the script's loop does not run inside es.epochs(), so a new worker could not find its place in it"
+            " (write `for epoch in es.epochs(count):` around it)"
+        )
+        session.line.tell(Declined(worker=session.spec.worker, epoch=order.epoch, why=why))
 
 
 def _can_move(session: EstSession) -> bool:

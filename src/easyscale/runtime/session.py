@@ -342,6 +342,8 @@ class EstSession(Engine):
 
     def _before_commit(self) -> None:
         """All sums are there: the step counts if all workers have been heard."""
+        if self.line is not None and self.registered and self.buffers:
+            self.buffers.share_early(est0_is_live=self.turns.current == 0)
         self.exchange.hear()
         if self.line is not None and self.group.workers > 1:
             self.undo.keep()

@@ -249,6 +249,10 @@ class Turns:
             self._keep_own_buffers(self.contexts[self.current])
             self._buffers.next_to_live()
             self._shows_est0 = True
+        elif self._buffers.early is not None:
+            assert self.current is not None
+            self._keep_own_buffers(self.contexts[self.current])
+            self._buffers.early_to_live()
 
     # ------------------------------------------------------------------ around each forward of the model
 
