@@ -5,7 +5,7 @@ from __future__ import annotations
 from easyscale.core.control import Wish
 from easyscale.core.messages import Failed
 from easyscale.master.decisions import End, Kill
-from easyscale.master.sentences import died, fate, shell_code
+from easyscale.master.sentences import died, fate, shell_code, summary
 from easyscale.master.situation import Ending, Hand, Situation
 
 
@@ -124,7 +124,11 @@ def _restart(s: Situation) -> None:
     assert s.ending is not None
     s.restarts += 1
     left = s.limits.max_restarts - s.restarts
-    s.say("restarting", f"Starts again from the last checkpoint; {left} restart{'s' if left != 1 else ''} left.")
+    s.say(
+        "restarting",
+        f"The job failed ({summary(s.ending.text or '', ours=s.ending.ours)}) and starts again from the last checkpoint;"
+        f" {left} restart{'s' if left != 1 else ''} left.",
+    )
     s.replaying_from = s.steps if s.replaying_from is None else s.replaying_from
     s.attempt = s.next_number
     s.current = s.opening = s.halting = s.suspicion = s.watch = s.wish = s.ending = s.first_ready = None

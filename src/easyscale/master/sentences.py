@@ -41,9 +41,13 @@ def fate(ests: range | None, plan: Sequence[Member]) -> str:
 
 
 def headline(message: Failed) -> str:
+    return summary(message.text, ours=message.ours)
+
+
+def summary(text: str, *, ours: bool) -> str:
     """Our own messages begin with what happened; a traceback ends with it."""
-    lines = message.text.strip().splitlines() or ["(no text)"]
-    return lines[0] if message.ours else lines[-1]
+    lines = text.strip().splitlines() or ["(no text)"]
+    return (lines[0] if ours else lines[-1]).rstrip(".")
 
 
 def shell_code(code: int | None) -> int:

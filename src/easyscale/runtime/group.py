@@ -10,6 +10,7 @@ once. Gloo has no call for that; its connections are told by the sockets that ap
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -64,6 +65,7 @@ class Group:
                 self._form(meeting, name)
 
     def _form(self, meeting: Meeting, name: str) -> None:
+        _keep_from_forks()
         store = PrefixStore(name, FileStore(meeting.rendezvous, self.workers))
         _await_all(store, self.worker, self.workers, meeting)
         store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
@@ -192,6 +194,16 @@ class Group:
             raise lost from problem
         finally:
             self.waiting -= 1
+
+
+@lru_cache(maxsize=1)
+def _keep_from_forks() -> None:
+    """A fork (a loader process) has the groups of its parent, but not their threads: it must not destroy them.
+
+    Groups of earlier plans wait for the garbage collector; where the fork's comes first, their destructors wait for
+    threads that are not there, or abort. So what was there before a fork is none of its collector's business.
+    """
+    os.register_at_fork(after_in_child=gc.freeze)
 
 
 @lru_cache(maxsize=4)
