@@ -68,6 +68,18 @@ def noticed(played: Play, worker: int) -> bool:
     return any(f"worker {worker} (pid" in text and "was killed by signal 9" in text for text in told)
 
 
+# ---------------------------------------------------------------------------------------- all who have joined
+
+
+@pytest.mark.parametrize("place", [SESSION + "round_begins", SESSION + "announce", SESSION + "loop_begins"])
+@pytest.mark.parametrize("began", [(4,), (2, 2)], ids=["4", "2+2"])
+def test_newcomers_die_before_anyone_has_heard_from_them(began: tuple[int, ...], place: str) -> None:
+    """What they were given comes back from who has given it, as it was then."""
+    new = (1, 2) if len(began) == 1 else (2, 3)
+    faults = [Fault(worker=worker, step=AT, place=place) for worker in new]
+    run(Way(began, {1: wished(workers=len(began) + 2)}), *faults, victims=set(new))
+
+
 # ---------------------------------------------------------------------------------------- who stays, or gives the state
 
 BEFORE_AND_AFTER = [

@@ -124,11 +124,9 @@ def _restart(s: Situation) -> None:
     assert s.ending is not None
     s.restarts += 1
     left = s.limits.max_restarts - s.restarts
-    s.say(
-        "restarting",
-        f"The job failed ({summary(s.ending.text or '', ours=s.ending.ours)}) and starts again from the last checkpoint;"
-        f" {left} restart{'s' if left != 1 else ''} left.",
-    )
+    why = summary(s.ending.text or "", ours=s.ending.ours)
+    times = f"{left} restart{'s' if left != 1 else ''} left"
+    s.say("restarting", f"The job failed ({why}) and starts again from the last checkpoint; {times}.")
     s.replaying_from = s.steps if s.replaying_from is None else s.replaying_from
     s.attempt = s.next_number
     s.current = s.opening = s.halting = s.suspicion = s.watch = s.wish = s.ending = s.first_ready = None

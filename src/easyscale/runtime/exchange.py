@@ -20,7 +20,7 @@ from easyscale.core.errors import LoaderLengthError, LoopError, WorkerLostError
 from easyscale.runtime.context import EstContext
 from easyscale.runtime.group import Group
 from easyscale.runtime.loop import PreparedLoader
-from easyscale.runtime.replicas import Leaves, Replicas, Sender
+from easyscale.runtime.replicas import Replicas, Sender
 
 _FLAGS = struct.Struct("<7q")
 
@@ -43,6 +43,7 @@ class Exchange:
         self.replicas = Replicas()
         self._sender = Sender()
         self._fresh = True  # peers have nothing of this worker's ESTs yet
+        self._noted = False  # the sender has the contexts of this boundary
         self._flags = b""
         self._boundary = -1
         self._heard: Wishes | None = None
@@ -81,7 +82,8 @@ class Exchange:
         self, contexts: Mapping[int, EstContext], loaders: list[PreparedLoader], *, whole: bool = False
     ) -> None:
         """A round begins: the contexts of this worker's ESTs, before any moves. `whole`: also where it is alone."""
-        if self._replicates or whole:
+        self._noted = self._replicates or whole
+        if self._noted:
             self._sender.note(contexts, loaders)
 
     def announce(self, boundary: int, *, more: bool, trained: bool = True) -> None:
@@ -132,6 +134,8 @@ class Exchange:
             )
         if self._replicates:
             self.replicas.take(self._boundary, max(serials) + 1, [payload[_FLAGS.size :] for payload in payloads])
+        elif self._noted:  # those who join next may be gone before they have said anything: their ESTs come back
+            self.replicas.hold(self._boundary, max(serials) + 1, self._sender.leaves)
         self._heard = self.last = Wishes(any(checkpoint), max(stop), order[0] if len(set(order)) == 1 else 0)
         return self._heard
 
@@ -159,9 +163,6 @@ class Exchange:
         """An adopted EST has come to the boundary at which the round began."""
         if self._replicates:
             self._sender.take(est, contexts[est], loaders)
-
-    def own_leaves(self) -> dict[int, Leaves]:
-        return self._sender.leaves
 
     def overtaken(self, wishes: Wishes) -> None:
         """Others have completed this exchange, with these wishes, and will not take part in it again."""

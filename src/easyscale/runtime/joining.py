@@ -160,18 +160,17 @@ def _can_move(session: EstSession) -> bool:
     """
     if session.loader is None:
         return True
-    exchange, name = session.exchange, f"loader.{session.loader.index}.draws"
-    leaves = exchange.replicas.leaves if session.talk.workers > 1 else exchange.own_leaves()
+    name = f"loader.{session.loader.index}.draws"
+    leaves = session.exchange.replicas.leaves
     return not any(value_of(name, own[name]) for own in leaves.values() if name in own)
 
 
 def _give_state(session: EstSession, order: Order) -> None:
     assert session.model is not None
     replicas = session.exchange.replicas
-    leaves = replicas.leaves if session.talk.workers > 1 else session.exchange.own_leaves()
     tree = {
         "step": session.step, "rounds": session.rounds, "points": session.share_points, "serial": replicas.serial,
-        "record": json.dumps(session.record), "leaves": pack(leaves), "shared": state.gather_shared(session),
+        "record": json.dumps(session.record), "leaves": pack(replicas.leaves), "shared": state.gather_shared(session),
         "model": dict(session.model.state_dict()),
     }  # fmt: skip
     send_tree(session.members.transfer(order, donor=True), tree)

@@ -42,6 +42,11 @@ class Replicas:
                 self.leaves.setdefault(est, {}).update(changed)
         self.boundary, self.serial = boundary, serial
 
+    def hold(self, boundary: int, serial: int, leaves: Mapping[int, Leaves]) -> None:
+        """A worker that is alone has all there is."""
+        self.leaves = {est: dict(own) for est, own in leaves.items()}
+        self.boundary, self.serial = boundary, serial
+
     @property
     def size(self) -> int:
         return sum(len(raw) for leaves in self.leaves.values() for raw in leaves.values())
