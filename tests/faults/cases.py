@@ -38,9 +38,9 @@ def _vectors(count: int, g: torch.Generator) -> tuple[Any, torch.Tensor]:
 
 
 def pictures(ests: int) -> Case:
-    """Batch norm and dropout, several buckets, a last batch that is padded, an evaluation between the epochs."""
+    """Batch norm and dropout, several buckets, a last batch that is padded."""
     count = SAMPLES * ests - 1
-    return replace(CNN, data=lambda: Noisy(count), held_out=Pictures, prepare={"bucket_cap_mb": 0.001}, evaluate=True)
+    return replace(CNN, data=lambda: Noisy(count), held_out=Pictures, prepare={"bucket_cap_mb": 0.001})
 
 
 def _with(**changes: Any) -> Callable[[int], Case]:
@@ -93,6 +93,8 @@ FEATURES: dict[str, Callable[[int], Case]] = {
     ),
     "draws in backward": _with(groups=after_backward),
     "Adam": _with(optimizer=adam),
+    "an evaluation between the epochs": _with(evaluate=True),
+    "an evaluation inside the loop": _with(evaluate_inside=True),
     "reads its buffers": _vectors_with(model=ReadsItsBuffer),
 }  # fmt: skip
 

@@ -21,9 +21,11 @@ class Phase:
     after: bool = False
     nth: int = 1
     steps: tuple[int, ...] = IN_STEP
+    case: str = "pictures"
     direct: str | None = None  # the place where each worker has one EST: stock's own all-reduce sums then
 
 
+EVALUATED, EVALUATED_INSIDE = "an evaluation between the epochs", "an evaluation inside the loop"
 PHASES = {
     # A local step.
     "loading": Phase(place=R + "data.feed:Feed.next"),
@@ -41,6 +43,8 @@ PHASES = {
     "a later send": Phase(place=R + "group:Group.send", nth=3, direct=R + "reduce:Reducer._totals"),
     "a receive": Phase(place=R + "group:Group.receive", after=True, direct=R + "group:Group._wait"),
     "the last sum is there": Phase(place=R + "reduce:Reducer._totals", after=True),
+    "buffers go early": Phase(place=R + "buffers:Buffers.share_early", case=EVALUATED_INSIDE),
+    "buffers went early": Phase(place=R + "buffers:Buffers.share_early", after=True, case=EVALUATED_INSIDE),
     "hears the exchange": Phase(place=R + "exchange:Exchange.hear"),
     "heard the exchange": Phase(place=R + "exchange:Exchange.hear", after=True),
     "before the commit": Phase(place=R + "undo:Undo.keep"),
@@ -67,8 +71,8 @@ PHASES = {
     "the data end": Phase(place=R + "session:EstSession.end_of_data", steps=EPOCHS_END),
     "the data ended": Phase(place=R + "session:EstSession.end_of_data", after=True, steps=EPOCHS_END),
     "the loop ends": Phase(place=R + "session:EstSession.loop_ends", after=True, steps=EPOCHS_END),
-    "evaluation": Phase(place="workloads:_evaluate", steps=EPOCHS_END),
-    "evaluated": Phase(place="workloads:_evaluate", after=True, steps=EPOCHS_END),
+    "evaluation": Phase(place="workloads:_evaluate", steps=EPOCHS_END, case=EVALUATED),
+    "evaluated": Phase(place="workloads:_evaluate", after=True, steps=EPOCHS_END, case=EVALUATED),
     "the epoch ends": Phase(place=R + "session:EstSession.epoch_ended", steps=EPOCHS_END),
     "the epoch's exchange": Phase(place=R + "session:EstSession.exchange_now", after=True, steps=EPOCHS_END),
     "the epoch ended": Phase(place=R + "session:EstSession.epoch_ended", after=True, steps=EPOCHS_END),

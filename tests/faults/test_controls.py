@@ -85,9 +85,9 @@ def untold_states() -> None:
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def note_one(exchange: Any, est: int, *args: Any) -> None:
-            before = _states(exchange.own_leaves()[est])
+            before = _states(exchange._sender.leaves[est])
             original(exchange, est, *args)
-            exchange.own_leaves()[est].update(before)
+            exchange._sender.leaves[est].update(before)
 
         return note_one
 

@@ -67,10 +67,10 @@ def test_each_plan_meets_each_step() -> None:
 
 @pytest.mark.parametrize("row", FEW, ids=str)
 def test_a_worker_is_killed(row: Row) -> None:
-    survive("pictures", row.split, [row.strike()])
+    survive(PHASES[row.phase].case, row.split, [row.strike()])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [row for rows in ALL for row in rows if row not in FEW], ids=str)
 def test_each_victim_at_each_moment(row: Row) -> None:
-    survive("pictures", row.split, [row.strike()])
+    survive(PHASES[row.phase].case, row.split, [row.strike()])

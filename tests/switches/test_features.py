@@ -107,6 +107,7 @@ FEATURES: dict[str, Case] = {
     "accumulation": replace(MLP, accumulate=2, epochs=3),
     "accumulation across epochs": replace(PICTURES, accumulate=3, epochs=4),
     "average of the weights": replace(PICTURES, average=True),
+    "evaluation inside the loop": replace(PICTURES, evaluate_inside=True),
     "mean over epochs, evaluation": replace(PICTURES, average_each_epoch=True, evaluate=True),
     "state of each EST": drifting(),
     "sampler": replace(MLP, sampler=weighted),

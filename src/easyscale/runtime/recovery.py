@@ -107,6 +107,8 @@ def _reconcile(session: EstSession, order: Order, began: float) -> None:
     if gives_away and session.line.forming is None:
         raise AssertionError(f"{order} takes ESTs from a worker that has {session.ests}")
     found = _find_out(session, talk, kept)
+    if found.held[0] < found.rounds - 1 and len(kept) < len(mine):  # never seen; going on would change bits
+        raise AssertionError(f"contexts of boundary {found.held[0]} for a worker lost in round {found.rounds}")
     adopted = [
         Adopted(est=est, tree=tree_of(est, found.contexts[est]), ghost=found.held[0] < found.rounds)
         for est in mine
