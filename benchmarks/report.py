@@ -91,7 +91,7 @@ def write_page() -> None:
     parts += [packing(kind) for kind in ("gpu", "cpu")]
     parts += [against_stock(kind) for kind in ("gpu", "cpu")]
     parts += [bytes_sent(), *map(size, ("gpu", "cpu")), link()]
-    parts += [switch(), recovery(), elastic_gpu(), steady()]
+    parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady()]
     DOCS.mkdir(exist_ok=True)
     (DOCS / "benchmarks.md").write_text("\n".join(part for part in parts if part))
 
@@ -259,8 +259,8 @@ def link() -> str:
 # ------------------------------------------------------------------------------------- workers that come and go
 
 
-def switch() -> str:
-    rows = read("switch-cpu")
+def switch(kind: str) -> str:
+    rows = read(f"switch-{kind}")
     if not rows:
         return ""
     lines = [

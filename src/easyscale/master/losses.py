@@ -206,7 +206,7 @@ def step_done(s: Situation, word: StepDone) -> None:
             return
     s.step_time = word.time if s.step_time is None else max(word.time, s.step_time)
     if s.watch is not None and word.step < s.watch.step:  # of the plan before, told late
-        s.watch.left_at = s.step_time
+        s.watch.left_at = word.time if s.watch.left_at is None else max(word.time, s.watch.left_at)
     elif s.watch is not None and hand.joined == s.watch.order.epoch:
         s.watch.times.setdefault(word.worker, word.time)
         _first_step(s)
