@@ -13,7 +13,7 @@ from faults.judge import Marks, Split, Strike, kill, replace_at, run, survive
 
 R = "easyscale.runtime."
 FORWARD, OPTIMIZER = R + "turns:Turns.before_forward", "torch.optim:SGD.step"
-NOTE, CLOSED = R + "exchange:Exchange.note", R + "session:EstSession._close_round"
+NOTE, CLOSED = R + "exchange:Exchange.note", R + "session:EstSession.close_round"
 
 
 def dies(worker: int, place: str, step: int | None = 2, **more: object) -> Strike:

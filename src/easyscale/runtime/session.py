@@ -22,33 +22,24 @@ from easyscale.core.errors import EasyScaleError, LoopError, PromiseError, Usage
 from easyscale.core.plan import Plan
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.fingerprint import fingerprint
-from easyscale.runtime import joining, membership, saving, state
+from easyscale.runtime import breaks, joining, membership, preparing, saving, state
 from easyscale.runtime.buffers import Buffers
-from easyscale.runtime.context import placed_like
 from easyscale.runtime.control import FAREWELL_SECONDS
-from easyscale.runtime.data.feed import Feed
 from easyscale.runtime.engine import (
     Engine,
     PrepareOptions,
     ScriptSettings,
-    attach,
-    give_no_sync,
     refuse_unsupported,
     sort_objects,
 )
 from easyscale.runtime.exchange import Exchange, Wishes
 from easyscale.runtime.gates import (
-    SHARED_UPDATES,
     Rhythm,
-    allow_empty_clipping,
-    gate_methods,
-    gate_optimizer,
     refuse_unprepared_schedulers,
 )
 from easyscale.runtime.group import Group
 from easyscale.runtime.loop import PreparedLoader
 from easyscale.runtime.recovery import Adopted, recover
-from easyscale.runtime.reduce import Reducer, ReductionSettings
 from easyscale.runtime.stops import Leaving
 from easyscale.runtime.turns import Turns, module_generators
 from easyscale.runtime.undo import Undo
@@ -77,7 +68,7 @@ class EstSession(Engine):
         self.rhythm = Rhythm()
         self.turns: Turns
         self.registered: dict[str, Any] = {}
-        self._early: dict[str, Any] = {}  # registered per EST before es.prepare()
+        self.early: dict[str, Any] = {}  # registered per EST before es.prepare()
         self.unclaimed: dict[str, Any] = {}  # registered state of a checkpoint that waits for its object
         self.resumed = False
         self.joined_late = False  # it came to a running job
@@ -85,8 +76,8 @@ class EstSession(Engine):
         self.loader: PreparedLoader | None = None
         self.samples = 0
         self._left: tuple[int | None, Any, int] = (None, None, 0)  # the EST, code and line where a loop was left early
-        self._broken: EasyScaleError | None = None
-        self._unsettled: Literal["round", "step"] | None = None
+        self.broken: EasyScaleError | None = None
+        self.unsettled: Literal["round", "step"] | None = None
         self.exchange = Exchange(spec.checkpoint_seconds)
         self.saving = saving.Saving(self)
         self._saves = False  # the checkpoints of an elastic job are this worker's to write
@@ -127,16 +118,16 @@ class EstSession(Engine):
         self.optimizers, self.schedulers, self.scalers = kinds["optimizers"], kinds["schedulers"], kinds["scalers"]
         ignored = frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
         self.buffers = Buffers(model, ignored)
-        self.reducer = self._make_reducer(model, ignored)
+        self.reducer = preparing.make_reducer(self, model, ignored)
+        self.reducer.on_lost, self.reducer.before_commit = self._lost_in_sum, self._before_commit
         self.undo = Undo(self.reducer.parameters)
-        self.loaders = [
-            PreparedLoader(self, loader, self._make_feed(loader), i) for i, loader in enumerate(kinds["loaders"])
-        ]
+        feeding = [(loader, preparing.make_feed(self, loader)) for loader in kinds["loaders"]]
+        self.loaders = [PreparedLoader(self, loader, feed, i) for i, (loader, feed) in enumerate(feeding)]
         feeds = [generator for loader in self.loaders for generator in loader.feed.generators]
         generators = tuple(dict.fromkeys([*feeds, *module_generators(model)]))
         self.turns = Turns(model, self.buffers, self.reducer, self.rhythm, generators, options, self.device)
         self.turns.elastic = self.line is not None
-        self._install(model)
+        preparing.install(self, model, self._before_forward)
         joining.join(self, model)
         if self.line is None:
             self.ready()
@@ -149,7 +140,7 @@ class EstSession(Engine):
         self.seed_between()
         self.model = model
         self.buffers.keep_as_base()
-        for name, target in self._early.items():
+        for name, target in self.early.items():
             self.turns.register(name, target)
         if self.observer is not None:
             self.observer.prepared(model, self.optimizers)
@@ -171,65 +162,8 @@ class EstSession(Engine):
         self.buffers.use_plan(self.group, self.ests, fixed=self.line is None)
         self.exchange.regrouped(self.talk)
 
-    def _make_reducer(self, model: torch.nn.Module, ignored: frozenset[str]) -> Reducer:
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad and n not in ignored]
-        if not named:
-            raise UsageError(
-                "The model has no parameter that requires a gradient.",
-                "there is nothing to train; stock DDP refuses it too.",
-                "set requires_grad=True where it should learn.",
-            )
-        settings = ReductionSettings(
-            order=self.settings.reduction,
-            staging=self.settings.staging,
-            bucket_cap_mb=self.options.bucket_cap_mb,
-            find_unused_parameters=self.options.find_unused_parameters,
-        )
-        names, parameters = zip(*named, strict=True)
-        reducer = Reducer(names, parameters, self.world, settings, self.device)
-        reducer.on_lost, reducer.before_commit = self._lost_in_sum, self._before_commit
-        return reducer
-
-    def _make_feed(self, loader: Any) -> Feed:
-        return Feed(
-            loader, world_size=self.world, ests=(), seed=self.settings.seed, device=self.device,
-            announce=self._announce, report=lambda text: self.journal.event("loader-restarted", text, self.step),
-        )  # fmt: skip
-
-    def _announce(self, est: int) -> None:
-        """Inside a loader process: whose batch is being made."""
-        self.turns.current = est
-
-    def _install(self, model: torch.nn.Module) -> None:
-        attach(model, self._before_forward, self.turns.after_forward)
-        give_no_sync(model, self.turns)
-        allow_empty_clipping()
-        for optimizer in self.optimizers:
-            gate_optimizer(optimizer, self.rhythm.optimizer_step, self.reducer.parameters)
-        for scheduler in self.schedulers:
-            gate_methods(scheduler, ("step",), self.rhythm.shared_update)
-        for scaler in self.scalers:
-            gate_methods(scaler, ("step", "unscale_", "update"), self.rhythm.shared_update)
-
     def register(self, name: str, target: Any, per_est: bool) -> None:
-        if not (hasattr(target, "state_dict") and hasattr(target, "load_state_dict")):
-            raise UsageError(
-                f"es.register({name!r}, ...) got a {type(target).__name__}.",
-                "it has no state_dict() and load_state_dict(), so its state cannot travel.",
-                "give it these two methods, with plain values and tensors.",
-            )
-        known = {*self.registered, *self._early, *(self.turns.per_est if self.model is not None else ())}
-        if name in known:
-            raise UsageError(f"{name!r} is registered twice.", "names tell states apart.", "choose another name.")
-        if per_est and self.model is None:
-            self._early[name] = target
-        elif per_est:
-            self.turns.register(name, target)
-        else:
-            self.registered[name] = target
-            if name in self.unclaimed:
-                target.load_state_dict(placed_like(target.state_dict(), self.unclaimed.pop(name)))
-            gate_methods(target, SHARED_UPDATES, self.rhythm.shared_update)
+        preparing.register(self, name, target, per_est)
 
     # ------------------------------------------------------------------ a loop
 
@@ -270,7 +204,7 @@ class EstSession(Engine):
         else:
             self.buffers.keep_as_base()  # code between loops may have changed them; rank 0's count
             self.share_points += 1
-            self.together(self._share_base)
+            self.together(self.share_base)
         for est, cursor in loader.waiting.items():
             self.turns.restore_feed(est, loader.feed, cursor)
             if self.resumed_loop is None:
@@ -362,9 +296,9 @@ class EstSession(Engine):
         try:
             if self._round_is == "open":
                 self.wishes = self.exchange.hear()
-                self._close_round()
+                self.close_round()
             if self.trained:
-                self._share_step()
+                self.share_step()
                 self._act()
         except WorkerLostError as problem:
             self._recover(problem)
@@ -387,7 +321,7 @@ class EstSession(Engine):
                 self.exchange.announce(self.rounds, more=False, trained=self.trained)
             self.exchange.hear()
             self.saving.contexts_are_there()
-            self._share_base()
+            self.share_base()
         except WorkerLostError as problem:
             self._recover(problem)
             self.settle_in()
@@ -397,7 +331,7 @@ class EstSession(Engine):
         self._round_is = "none"
         return True
 
-    def _close_round(self) -> None:
+    def close_round(self) -> None:
         """This worker's part of ending a round, local and once."""
         self.exchange.round_over()
         self.saving.contexts_are_there()
@@ -427,9 +361,9 @@ class EstSession(Engine):
         self.journal.step_done(self.step - 1, self.epoch, samples, self.ran)
         self._told_step = False
 
-    def _share_step(self) -> None:
+    def share_step(self) -> None:
         """The peers' part, each piece once: rank 0's buffers for all, and at first the order of the buckets."""
-        self._share_base()
+        self.share_base()
         if self.reducer.ready is None:
             if self.late_order is None:
                 membership.share_order(self.group, self.reducer)
@@ -442,7 +376,7 @@ class EstSession(Engine):
         if self.observer is not None:
             self.observer.step_ended(self.step - 1)
 
-    def _share_base(self) -> None:
+    def share_base(self) -> None:
         if self.shared_points < self.share_points:
             self.buffers.share_base()
             self.base_rounds, self.shared_points = self.rounds, self.share_points
@@ -465,7 +399,7 @@ class EstSession(Engine):
             self._stop(wishes.stop)
         if self.spec.stop_at is not None and self.step >= self.spec.stop_at:
             self.saving.hand_over()
-        self._leave_if_over()
+        self.leave_if_over()
         if wishes.switch:
             joining.switch(self, wishes.switch)
         elif self.line is not None and self.members.until is not None and self.step >= self.members.until:
@@ -487,7 +421,7 @@ class EstSession(Engine):
         if isinstance(outcome, GeneratorExit):
             frame = sys._getframe(2)  # of the script: the line where it left the loop
             self._left = (self.turns.current, frame.f_code, frame.f_lineno)
-            self._left_early(loader)
+            breaks.left_early(self, loader)
         self.loader, loader.running, self._round_is = None, False, "none"
         if self.turns.current is not None:
             self.turns.abandon()
@@ -496,51 +430,9 @@ class EstSession(Engine):
         self.buffers.base_to_live()
         loader.feed.close()
 
-    def _left_early(self, loader: PreparedLoader) -> None:
-        """`break` in the body: fine before the first backward of a round, or after the last."""
-        turns = self.turns
-        if turns.current is None:
-            return
-        if self.rhythm.is_last and not self.pending and self.reducer.synchronised:
-            self.ran.append(turns.current)
-            turns.end()
-            self.wishes = self.exchange.hear()  # it was heard before the step counted
-            self._close_round()
-            self._unsettled = "step"
-        elif turns.is_first and not self.reducer.synchronised and not self.reducer.accumulated:
-            turns.abandon()
-            loader.draw_for_the_rest()
-            self._unsettled = "round"
-        else:
-            self._broken = LoopError(
-                f"The loop was left in the middle of a global step: EST {turns.current} of {list(self.ests)}.",
-                "the ESTs after it did not run, so the step has no result.",
-                "leave at the top of the body, e.g. `if loader.batch_index == 100: break`.",
-            )
-
     def settle(self) -> None:
         """Do with the peers what was left over when the script broke out of a loop, at its next call of ours."""
-        if self._broken is not None:
-            raise self._broken
-        unsettled, self._unsettled = self._unsettled, None
-        if unsettled is None:
-            return
-        if unsettled == "step":
-            self.together(self._share_step)
-        else:
-            self.wishes = self.together(self.exchange.hear)
-            self.exchange.round_over()
-            self.share_points += 1
-            self.together(self._share_base)
-        wishes = self.wishes
-        later = self.together(self.exchange_now)
-        self.buffers.base_to_live()
-        # Between loops the place in the epoch is not known: what is wished waits for the end of the epoch's body.
-        if wishes.checkpoint or later.checkpoint or (unsettled == "step" and self.saving.is_due(wishes)):
-            self.exchange.wish_checkpoint()
-        if wishes.stop:
-            self.exchange.wish_stop(wishes.stop)
-        self._leave_if_over()
+        breaks.settle(self)
 
     def _before_forward(self, args: Any, kwargs: Any) -> None:
         if self.turns.current is None:
@@ -566,7 +458,7 @@ class EstSession(Engine):
         self.wishes = self.together(self.exchange_now)
         self.together(self._act)
 
-    def _leave_if_over(self) -> None:
+    def leave_if_over(self) -> None:
         if self.is_over:
             self.buffers.base_to_live()
             self.done(self.bytes_sent)
