@@ -14,6 +14,8 @@ from easyscale.cli.jobs import checkpoint, scale, stop, wait
 from easyscale.cli.logs import logs
 from easyscale.cli.ps import ps, top
 from easyscale.cli.run import attach, run
+from easyscale.cli.simulate import simulate
+from easyscale.cli.trace import app as trace
 from easyscale.cli.verify import verify
 from easyscale.core.errors import EasyScaleError
 
@@ -59,6 +61,8 @@ for command in (ps, top, scale, checkpoint, logs, stop, wait, attach):
     app.command()(command)
 app.command()(demo)
 app.command()(export)
+app.add_typer(trace)
+app.command()(simulate)
 
 
 def main() -> None:

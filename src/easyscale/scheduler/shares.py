@@ -1,0 +1,205 @@
+"""Shares by worth: the next devices to the job that makes most of them. The heart of the policy `easyscale`.
+
+A job's rate is worth its weight: a falling power of the time that it still needs at its best speed. Devices go out in
+the steps that gain most weighted rate per device, so for concave speeds the sum of weighted rates is as large as can
+be. With power 1 that is the sum of 1/(time left): the shortest jobs get all that they can use, as SRPT would have it.
+With smaller powers longer jobs get devices that the short ones would hardly notice, which shortens the queue behind
+them.
+
+A step that a job has already taken is worth more than one to come, by what losing it would cost: a switch, in parts of
+the time that the job still needs. And a running job changes for its own good only where that saves more than it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+
+from easyscale.core.cluster import Devices, plus, total
+from easyscale.scheduler.ledger import Ledger
+from easyscale.scheduler.standing import Standing, Standings
+from easyscale.scheduler.state import Cluster, Job
+
+SOON = 1e-3  # s; nobody's time left is taken to be less, so that weights stay finite
+PRIOR = 60.0  # s at best speed that a job of unknown work is first expected to need; later as much as it has had
+STAY = 0.05  # a job leaves its type for one that is better by more than that
+MIXES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # devices of a further type that are tried at once
+
+Step = tuple[float, str, int]  # worth of a device, type, how many
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    power: float
+    payback: float  # a change must save so many times its cost
+
+
+@dataclass(slots=True)
+class Claim:
+    """A job in a decision: what does not change during it, and what it has been given so far."""
+
+    job: Job
+    standing: Standing
+    least: int
+    most: int
+    left: float  # global steps, known or expected
+    weight: float
+    loyalty: float  # factor of steps that it has taken already
+    given: dict[str, int]
+    count: int = 0  # of these
+
+
+class Shares:
+    """One decision about some jobs. What it gives away is in `left` and `changes` when it has run."""
+
+    def __init__(self, cluster: Cluster, jobs: Sequence[Job], standings: Standings, terms: Terms) -> None:
+        self.cluster, self.terms = cluster, terms
+        ledger = Ledger(cluster, jobs)
+        self.left, self.quota = ledger.left, ledger.quota
+        self.claims = [self._claim(job, standings.of(cluster, job)) for job in jobs]
+
+    def _claim(self, job: Job, standing: Standing) -> Claim:
+        best, now, needs = standing.best, self.cluster.now, job.needs
+        if best <= 0.0:
+            return Claim(job, standing, 1, 0, 0.0, 0.0, 1.0, {})
+        rate = job.rate() if job.devices else 0.0
+        done = job.done
+        if rate and (seconds := now - max(job.told, job.resumes)) > 0.0:
+            done += rate * seconds
+        left = max(done, PRIOR * best) if job.work is None else max(job.work - done, 0.0)
+        weight = max(left / best, SOON) ** -self.terms.power / best
+        loyalty = 1.0
+        if rate:
+            loyalty += self.terms.payback * job.switch_seconds / max(left / rate, SOON)
+        return Claim(job, standing, needs.least, job.most, left, weight, loyalty, {})
+
+    def first(self, names: Iterable[str]) -> None:
+        """These get the fewest devices that they run on, before all others, in this order."""
+        claims = {claim.job.id: claim for claim in self.claims}
+        for claim in (claims[name] for name in names if name in claims):
+            found = [
+                (kind in claim.job.devices, curve.rates[claim.least], kind)
+                for kind, curve in claim.standing.curves.items()
+                if self._room(claim, kind) >= claim.least and curve.rates[claim.least] > 0.0
+            ]
+            if found:
+                self._give(claim, max(found)[2], claim.least)
+
+    def run(self) -> dict[str, Devices]:
+        """Who changes, and to what."""
+        claims, heap = self.claims, []
+        for turn, claim in enumerate(claims):
+            if (step := self._step(claim)) is not None:
+                heap.append((-claim.job.needs.priority, -step[0], turn, step[1], step[2]))
+        heapify(heap)
+        free = sum(count for count in self.left.values() if count > 0)
+        while heap and free > 0:
+            _, _, turn, kind, count = heappop(heap)
+            claim = claims[turn]
+            if self._room(claim, kind) >= count:
+                self._give(claim, kind, count)
+                free -= count
+            if (step := self._step(claim)) is not None:
+                heappush(heap, (-claim.job.needs.priority, -step[0], turn, step[1], step[2]))
+        return {claim.job.id: claim.given for claim in claims if self._changes(claim)}
+
+    # ------------------------------------------------------------------------------------ steps
+
+    def _room(self, claim: Claim, kind: str) -> int:
+        """Devices of a type that it could get, as far as its maximum, the cluster and its tenant's quota go."""
+        room = min(claim.most - claim.count, self.left.get(kind, 0))
+        return min(room, self.quota.get(claim.job.needs.tenant, room)) if self.quota else room
+
+    def _give(self, claim: Claim, kind: str, count: int) -> None:
+        self.left[kind] -= count
+        claim.given[kind] = claim.given.get(kind, 0) + count
+        claim.count += count
+        if claim.job.needs.tenant in self.quota:
+            self.quota[claim.job.needs.tenant] -= count
+
+    def _step(self, claim: Claim) -> Step | None:
+        """Its best next step with the devices that are left."""
+        if claim.count >= claim.most:
+            return None
+        curves, given = claim.standing.curves, claim.given
+        if not given and len(curves) > 1:
+            steps = [step for kind in curves if (step := self._along(claim, kind)) is not None]
+            return max(steps) if steps else None
+        if len(given) <= 1:
+            for kind in given or curves:
+                step = self._along(claim, kind)
+                if step is not None or not claim.standing.mixes:
+                    return step
+        return self._mix(claim) if claim.standing.mixes else None
+
+    def _along(self, claim: Claim, kind: str) -> Step | None:
+        """A start on a type, or more of the one type that it has."""
+        room = self._room(claim, kind)
+        if room <= 0:
+            return None
+        given = claim.given.get(kind, 0)
+        gain, count = claim.standing.curves[kind].step(given, claim.least, given + room)
+        if not gain:
+            return None
+        held = claim.job.devices.get(kind, 0)
+        if held:
+            gain *= claim.loyalty if count <= held else 1.0 + STAY if not given else 1.0
+        return gain * claim.weight, kind, count - given
+
+    def _mix(self, claim: Claim) -> Step | None:
+        """More of any type when its own has run out: a job at level D2 may hold several."""
+        job, given = claim.job, claim.given
+        now, best = job.speed.rate(given), None
+        for kind in claim.standing.curves:
+            room, held = self._room(claim, kind), job.devices.get(kind, 0) - given.get(kind, 0)
+            for count in {*(n for n in MIXES if n <= room), room, min(room, held)}:
+                if count <= 0 or (gain := job.speed.rate(plus(given, {kind: count})) - now) <= 1e-9 * now:
+                    continue
+                step = gain / count * claim.weight * (claim.loyalty if count <= held else 1.0), kind, count
+                if best is None or step > best:
+                    best = step
+        return best
+
+    # ------------------------------------------------------------------------------------ what comes out
+
+    def wants(self, claim: Claim) -> float:
+        """What a device more is worth to it, about; 0.0: nothing."""
+        if claim.count >= claim.most:
+            return 0.0
+        rate, worth = claim.job.speed.rate(claim.given) if claim.given else 0.0, 0.0
+        for curve in claim.standing.curves.values():
+            peak = min(curve.peak, claim.most)
+            if peak > claim.count and curve.rates[peak] > rate:
+                worth = max(worth, (curve.rates[peak] - rate) / (peak - claim.count))
+        return worth * claim.weight
+
+    def holds(self, claim: Claim) -> float:
+        """What a device less would cost it, about; 0.0: it has none."""
+        return claim.job.speed.rate(claim.given) / claim.count * claim.weight * claim.loyalty if claim.count else 0.0
+
+    def _changes(self, claim: Claim) -> bool:
+        """Not if it would change for its own good, and that does not pay, and it can stay as it is."""
+        job, new = claim.job, claim.given
+        if new == job.devices:
+            return False
+        if not new or not job.devices or (before := job.rate()) <= 0.0:
+            return True
+        after, cost = job.speed.rate(new), self.terms.payback * job.switch_seconds
+        if after > 0.0 and claim.left / after + cost < claim.left / before:
+            return True
+        return not self._keep(claim)
+
+    def _keep(self, claim: Claim) -> bool:
+        job, new = claim.job, claim.given
+        held = total(job.devices)
+        more = held - claim.count
+        if not claim.least <= held <= claim.most or more > self.quota.get(job.needs.tenant, more):
+            return False
+        if any(self.left.get(kind, 0) + new.get(kind, 0) < count for kind, count in job.devices.items()):
+            return False
+        for kind in list(new):
+            self._give(claim, kind, -new[kind])
+        for kind, count in job.devices.items():
+            self._give(claim, kind, count)
+        return True
