@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from easyscale.cli import elastic
 from easyscale.cli.main import app
-from easyscale.core.errors import UsageError
+from easyscale.core.errors import PlanError, UsageError
 from easyscale.master.files import process_start
 from easyscale.master.registry import JobFolder, list_jobs
 
@@ -177,3 +177,37 @@ def test_the_process_that_is_the_master_is_it(masters: FakeMasters) -> None:
     assert easyscale_run("--internal", f"master:{folder.id}", "--detach", "--restart-master").exit_code == 3
     assert masters.calls[0][4] == folder
     assert list_jobs() == [folder]
+
+
+# ---------------------------------------------------------------------------------------- --rebalance
+
+
+@pytest.mark.parametrize(
+    ("flags", "moves"),
+    [
+        ((), False),
+        (("--workers", "2"), False),
+        (("--workers", "1:3"), True),
+        (("--workers", "1:3", "--no-rebalance"), False),
+        (("--workers", "2", "--rebalance"), True),
+        (("--workers", "1:2", "--split", "2,2"), False),
+        (("--split", "3,1"), False),
+        (("--schedule", "0:2,5:1"), False),
+        (("--workers", "1:3", "--determinism", "D0"), False),
+    ],
+)
+def test_ests_move_by_themselves_only_where_a_range_or_the_flag_allows_it(
+    flags: tuple[str, ...], moves: bool, masters: FakeMasters
+) -> None:
+    assert easyscale_run(*flags).exit_code == 3
+    assert masters.calls[0][5].rebalance is moves
+
+
+@pytest.mark.parametrize(
+    "other", [("--split", "3,1"), ("--schedule", "0:2"), ("--engine", "ddp"), ("--determinism", "D0")]
+)
+def test_a_plan_that_is_asked_for_and_moved_at_once_is_refused(other: tuple[str, ...], masters: FakeMasters) -> None:
+    problem = easyscale_run("--rebalance", *other).exception
+    assert isinstance(problem, UsageError | PlanError)
+    assert "--rebalance does not go with" in str(problem)
+    assert masters.calls == []

@@ -124,6 +124,8 @@ def test_without_jobs_there_is_a_word_and_no_error() -> None:
 def test_top_draws_once_where_there_is_no_terminal() -> None:
     with fake_job() as master:
         assert master.folder.id in easyscale("top")
+        (told,) = json.loads(easyscale("top", "--json"))
+        assert told["job"] == master.folder.id
 
 
 @pytest.mark.parametrize(

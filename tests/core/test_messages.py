@@ -30,6 +30,7 @@ messages = st.one_of(
         metrics=st.dictionaries(name, st.lists(value, max_size=3), max_size=3),
         samples=number,
         time=st.floats(0, 1e12),
+        local=st.floats(0, 1e6),
     ),
     st.builds(Fingerprint, step=number, sha=name),
     st.builds(Event, worker=number, step=number, what=name, text=st.text()),
@@ -68,3 +69,11 @@ def test_a_line_that_is_nearly_a_message_is_dropped(line: bytes) -> None:
 
 def test_a_line_that_is_too_long_is_dropped() -> None:
     assert decode(encode(Fingerprint(step=1, sha="x" * MAX_LINE))) is None
+
+
+def test_words_of_workers_that_measure_nothing_are_understood() -> None:
+    """Journals of earlier versions have no such fields."""
+    step = b'{"kind":"step","worker":0,"step":0,"epoch":0,"ests":[0],"metrics":{},"samples":1,"time":0.0}'
+    ready = b'{"kind":"ready","worker":0,"pid":1,"step":0,"seconds":1.0}'
+    assert decode(step) == StepDone(worker=0, step=0, epoch=0, ests=[0], metrics={}, samples=1, time=0.0, local=0.0)
+    assert decode(ready) == Ready(worker=0, pid=1, step=0, seconds=1.0, device="")

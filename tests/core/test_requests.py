@@ -24,6 +24,7 @@ from easyscale.core.requests import (
     Reply,
     Request,
     Seat,
+    Speed,
     pack_reply,
     pack_request,
     to_plain,
@@ -36,7 +37,8 @@ STATUS = JobStatus(
     job="train-1a2b", name="train", state="switching", ests=4, started=1.5, wanted=(1, 1, 1, 1), waiting=(2, 3),
     seats=(Seat(worker=0, pid=11, first=0, count=2), Seat(worker=1, pid=None, first=2, count=2)),
     step=12, epoch=1, plan_epoch=3, samples_per_second=10.5, loss=float("inf"), checkpoint_dir="c",
-    dropped={"token": 2}, events=(Happening(step=3, what="plan", text="From step 3 on", time=2.0),),
+    dropped={"token": 2}, speeds=(Speed(worker=0, kind="cpu", seconds=0.5, spread=1.25, steps=20),),
+    events=(Happening(step=3, what="plan", text="From step 3 on", time=2.0),),
 )  # fmt: skip
 
 

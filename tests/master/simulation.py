@@ -6,7 +6,7 @@ All that the brain orders is checked on the way against what must never happen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,7 +67,7 @@ class Simulation:
     def __init__(
         self, ests: int = 4, workers: int = 2, *, schedule: str | None = None, limits: Limits | None = None,
         start: float = 2.0, step: float = 0.05, length: int = 10**6, checkpoint: int = 0,
-        slow: Collection[int] = (),
+        slow: Collection[int] = (), paces: Mapping[int, float] | None = None, measures: bool = True,
     ) -> None:  # fmt: skip
         plans = parse_schedule(schedule, ests) if schedule else Schedule(((0, Plan.even(ests, workers)),))
         self.clock, self.launcher = VirtualClock(), FakeLauncher()
@@ -90,6 +90,8 @@ class Simulation:
         self.end: End | None = None
         self.on_start: Callable[[Worker], None] = lambda worker: None
         self.slow = slow  # numbers that never get ready
+        self.paces = dict(paces or {})  # seconds of a local step by worker: a step is as long as its slowest worker's
+        self.measures = measures  # workers tell how long their local steps take
         self.barren = False  # no step is ever completed
         self.inputs: list[tuple[float, Input]] = []
         self._attempt = 0
@@ -260,7 +262,7 @@ class Simulation:
             self.clock.after(TICK, lambda: self._get_ready(worker))
         elif worker.alive:
             worker.ready = True
-            self._tell(worker, Ready(worker=worker.number, pid=1, step=0, seconds=1.0))
+            self._tell(worker, Ready(worker=worker.number, pid=1, step=0, seconds=1.0, device="cpu"))
 
     def _exit(self, worker: Worker, code: int) -> None:
         self.clock.after(DELAY * 2, lambda: self.kill(worker.number, code))
@@ -312,7 +314,11 @@ class Simulation:
                     worker.told_lost = True
                     self._tell(worker, Lost(worker=worker.number, epoch=epoch, step=worker.step, why="reset"))
         self._no_two_hold_an_est()
-        self.clock.after(self.step_seconds, self._train)
+        local = [self._local(worker) for group in groups.values() for worker in group]
+        self.clock.after(self.step_seconds + max(local, default=0.0), self._train)
+
+    def _local(self, worker: Worker) -> float:
+        return len(worker.ests) * self.paces.get(worker.number, 0.0)
 
     def _form(self) -> None:
         for order in {w.order.epoch: w.order for w in self.workers.values() if w.order is not None}.values():
@@ -347,7 +353,7 @@ class Simulation:
             else:
                 done = StepDone(
                     worker=worker.number, step=worker.step, epoch=0, ests=list(worker.ests), metrics={}, samples=1,
-                    time=1e9 + self.clock.now,
+                    time=1e9 + self.clock.now, local=self._local(worker) if self.measures else 0.0,
                 )  # fmt: skip
                 worker.step += 1
                 self._tell(worker, done)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from easyscale.core.errors import PlanError, UnsupportedError, UsageError
 from easyscale.core.plan import Plan, Schedule, parse_schedule, parse_split
-from easyscale.core.spec import Engine, WorkerSpec
+from easyscale.core.spec import Engine, Level, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +21,7 @@ class PlanWish:
     schedule: str | None = None
     engine: Engine = "est"
     device: str = "auto"
+    rebalance: bool | None = None
 
 
 def schedule_for(wish: PlanWish, environment: Mapping[str, str]) -> Schedule:
@@ -47,6 +48,27 @@ def schedule_for(wish: PlanWish, environment: Mapping[str, str]) -> Schedule:
         return Schedule(((0, parse_split(wish.split, wish.ests, workers)),))
     workers = default_workers(wish, environment) if wish.workers is None else parse_workers(wish.workers, wish.ests)[1]
     return Schedule(((0, Plan.even(wish.ests, workers)),))
+
+
+def rebalances(wish: PlanWish, determinism: Level) -> bool:
+    """Whether ESTs may move unasked: where only a range of workers was asked for, or by --rebalance."""
+    named = next((flag for flag in ("split", "schedule") if getattr(wish, flag) is not None), None)
+    if wish.rebalance:
+        if named is not None:
+            raise PlanError(
+                f"--rebalance does not go with --{named}.",
+                "ESTs stay where someone asked for them; --rebalance moves them.",
+                f"leave --{named} out and give --workers, or leave --rebalance out.",
+            )
+        if wish.engine == "ddp" or determinism == "D0":
+            raise PlanError(
+                f"--rebalance does not go with --{'engine ddp' if wish.engine == 'ddp' else 'determinism D0'}.",
+                "there, a job keeps its bits only on the plan that it began with.",
+                "leave it out.",
+            )
+    ranged = wish.workers is not None and ":" in wish.workers
+    free = ranged and named is None and determinism != "D0" and wish.engine != "ddp"
+    return free if wish.rebalance is None else wish.rebalance
 
 
 def parse_workers(text: str, ests: int) -> tuple[int, int]:

@@ -37,13 +37,14 @@ class Elastic:
     restart_master: bool = False
     detach: bool = False
     internal: str | None = None
+    rebalance: bool = False
 
     def limits(self, ests: int) -> Limits:
         from easyscale.master.limits import Limits
 
         return Limits(
             heartbeat=self.heartbeat, start=self.start_limit, grace=self.grace, orphan=self.orphan,
-            max_restarts=self.max_restarts, listen=self.listen,
+            max_restarts=self.max_restarts, listen=self.listen, rebalance=self.rebalance,
             workers=parse_workers(self.workers, ests) if self.workers and ":" in self.workers else None,
         )  # fmt: skip
 

@@ -34,6 +34,13 @@ ScheduleText = Annotated[
     str | None,
     typer.Option(metavar="STEP:WORKERS,...", help="Workers by global step: 0:4,10:2,20:1, or 20:2+1+1."),
 ]
+Rebalance = Annotated[
+    bool | None,
+    typer.Option(
+        "--rebalance/--no-rebalance",
+        help="ESTs move away from workers that turn out slower. Default: with --workers LEAST:MOST.",
+    ),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA where there is one.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker. On a CPU they decide bits.")]
 Determinism = Annotated[Level, typer.Option(help="D0: same plan, same bits. D1: any number of workers.")]

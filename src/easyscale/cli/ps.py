@@ -126,6 +126,7 @@ def top(
     *,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the table once and leave.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON once and leave.")] = False,
 ) -> None:
     """Watch the jobs that run, as a table that is drawn anew every second. Ctrl-C leaves."""
     from rich.console import Console
@@ -133,10 +134,15 @@ def top(
 
     from easyscale.master.registry import list_jobs
 
-    def table() -> Table:
-        living = [entry for entry in look(list_jobs()) if entry.state in ("running", "masterless")]
-        return _table(living)
+    def living() -> list[Entry]:
+        return [entry for entry in look(list_jobs()) if entry.state in ("running", "masterless")]
 
+    def table() -> Table:
+        return _table(living())
+
+    if json_output:
+        print(json.dumps([entry.plain() for entry in living()]))
+        return
     console = Console()
     if once or not console.is_terminal:
         console.print(table())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from easyscale.cli import options
-from easyscale.cli.checks import PlanWish, check_script, check_settings, schedule_for
+from easyscale.cli.checks import PlanWish, check_script, check_settings, rebalances, schedule_for
 from easyscale.cli.elastic import Elastic, attach_to, check_elastic, run_elastic
 from easyscale.cli.finding import JobArgument
 from easyscale.core.spec import Target, WorkerSpec
@@ -30,6 +30,7 @@ def run(
     workers: options.Workers = None,
     split: options.Split = None,
     schedule: options.ScheduleText = None,
+    rebalance: options.Rebalance = None,
     device: options.Device = "auto",
     threads: options.Threads = 1,
     determinism: options.Determinism = "D1",
@@ -62,11 +63,13 @@ def run(
     from easyscale.master.launch import Outputs, run_job
     from easyscale.master.supervisor import Job
 
-    wish = PlanWish(ests=ests, workers=workers, split=split, schedule=schedule, engine=engine, device=device)
+    wish = PlanWish(
+        ests=ests, workers=workers, split=split, schedule=schedule, engine=engine, device=device, rebalance=rebalance
+    )  # fmt: skip
     elastic = Elastic(
         name=name or (script.rpartition(".")[2] if module else Path(script).stem), workers=workers, listen=listen,
         heartbeat=heartbeat, start_limit=start_limit, grace=grace, orphan=orphan, max_restarts=max_restarts,
-        restart_master=restart_master, detach=detach, internal=internal,
+        restart_master=restart_master, detach=detach, internal=internal, rebalance=rebalances(wish, determinism),
     )  # fmt: skip
     template = WorkerSpec(
         ests=ests, engine=engine, device=device, threads=threads, determinism=determinism, timeout=timeout,

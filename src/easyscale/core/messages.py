@@ -20,6 +20,7 @@ class Ready:
     pid: int
     step: int
     seconds: float  # from process start to here
+    device: str = ""  # "cpu", or the name of the GPU; "": nobody said
     kind: Literal["ready"] = "ready"
 
 
@@ -34,6 +35,7 @@ class StepDone:
     metrics: dict[str, list[float | None]]
     samples: int  # samples of this worker's mini-batches, 0 where the batch has no obvious size
     time: float  # wall clock, seconds since the epoch, at the end of the step
+    local: float = 0.0  # seconds of its own local steps, without waiting for peers; 0: not measured
     kind: Literal["step"] = "step"
 
 

@@ -104,6 +104,17 @@ class Happening:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Seconds of a local step on a worker, measured: the truth is expected within a factor of `spread`."""
+
+    worker: int
+    kind: str  # of its device
+    seconds: float
+    spread: float
+    steps: int  # that were measured
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobStatus:
     """The job as its master sees it."""
 
@@ -121,6 +132,7 @@ class JobStatus:
     samples_per_second: float | None = None
     loss: float | None = None
     checkpoint_dir: str | None = None
+    speeds: tuple[Speed, ...] = ()  # of the workers that have run long enough
     dropped: dict[str, int] = field(default_factory=dict)  # frames dropped, by reason
     events: tuple[Happening, ...] = ()  # oldest first
     kind: Literal["job-status"] = "job-status"
@@ -205,6 +217,7 @@ def _unpack(line: bytes, token: str, kinds: dict[str, type[Any]]) -> Any:
             if body["state"] not in get_args(JobState):
                 return None
             body["seats"] = tuple(Seat(**seat) for seat in body.get("seats", ()))
+            body["speeds"] = tuple(Speed(**speed) for speed in body.get("speeds", ()))
             body["events"] = tuple(Happening(**event) for event in body.get("events", ()))
         return kinds[body["kind"]](**body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

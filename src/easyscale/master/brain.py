@@ -1,7 +1,8 @@
 """The master of an elastic job as a pure state machine: inputs and the time go in, decisions come out.
 
 No clock, no I/O, no randomness: the same inputs give the same decisions, so a master that is started again finds its
-place by hearing the journal once more. Rules are in `wishes`, `losses` and `endings`; `deadlines` says what is due.
+place by hearing the journal once more. Rules are in `wishes`, `losses` and `endings`; `deadlines` says what is due,
+`balancing` what is known of speeds.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from typing import Any
 
 from easyscale.core.control import Beat, Declined, Dismiss, Fence, Halt, Hello, Joined, Lost, Status, WantsToLeave, Wish
 from easyscale.core.messages import Done, Failed, Ready, StepDone
+from easyscale.core.plan import Plan
 from easyscale.core.requests import Accepted, Refused
 from easyscale.master import deadlines, endings, losses, wishes
+from easyscale.master.balancing import Balance
 from easyscale.master.decisions import Answer, Decision, Kill
 from easyscale.master.inputs import Begun, Ended, Input, NotStarted, Overdue, Said, Save, Scale, Started, Stop
 from easyscale.master.sentences import died, headline, how_ended
@@ -19,7 +22,7 @@ from easyscale.master.situation import Hand, Situation, Terms, Wanted
 
 
 class Brain:
-    """`take` each input; ask `due` now and then, and take what it says. `facts` is for reading."""
+    """`take` each input; ask `due` now and then, and take what it says. `facts` and `balance` are for reading."""
 
     def __init__(self, terms: Terms) -> None:
         self.facts = s = Situation(terms)
@@ -27,6 +30,8 @@ class Brain:
         plan, _ = terms.schedule.at(terms.first_step)
         s.planned = sum(1 for step, _ in terms.schedule.entries if step <= terms.first_step) - 1
         s.wanted = Wanted(workers=plan.workers, split=plan.split)
+        s.asked = len(terms.schedule.entries) > 1 or plan != Plan.even(terms.ests, plan.workers)
+        self.balance = Balance(terms.ests, terms.last_step)
 
     def take(self, given: Input, now: float) -> list[Decision]:
         s = self.facts
@@ -61,6 +66,8 @@ class Brain:
         losses.settle(s)
         losses.conclude(s)
         endings.settle(s)
+        wishes.settle(s)
+        self.balance.follow(s, given)
         wishes.settle(s)
         return self._decided()
 

@@ -38,5 +38,7 @@ class Limits:
     max_restarts: int = 0
     # `--workers LO:HI`: wishes outside are refused, and below LO lost workers are replaced. None: a plain number.
     workers: tuple[int, int] | None = None
+    # ESTs move away from workers that turn out slower, without being asked.
+    rebalance: bool = False
     # The address of the control channel. Loopback: nobody outside this machine can reach it.
     listen: str = "127.0.0.1"

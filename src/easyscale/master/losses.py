@@ -109,7 +109,7 @@ def _recover(s: Situation) -> None:
     if cancelled is not None and cancelled.wish is not None:
         if cancelled.wish.scheduled:
             s.planned -= 1
-        elif s.wish is None:
+        elif s.wish is None and not cancelled.wish.unasked:
             s.wish = cancelled.wish
     began = s.current is not None
     s.halting = s.opening = None

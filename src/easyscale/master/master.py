@@ -312,6 +312,7 @@ class Master:
         if path is not None:
             state = self._book.state
             state.dropped = dict(Counter(self._book.brain.facts.dropped) + self._channel.dropped)
+            state.speeds = self._book.brain.balance.report()
             write_report(path, report_of(state, time.time() - self._began, error))
 
 
@@ -325,6 +326,7 @@ def _terms(heading: Heading, folder: JobFolder) -> Terms:
         resume=template.resume,
         resume_again=AUTO if template.checkpoint_dir is not None else template.resume,
         limits=heading.limits,
+        last_step=template.max_steps,
     )
 
 

@@ -37,7 +37,10 @@ def report_of(state: JobState, seconds: float, error: str | None = None) -> dict
         "bytes_sent": state.bytes_sent,
     }
     if state.places is not None:
-        report |= {"recoveries": state.recoveries, "lost_steps": state.lost_steps, "dropped": state.dropped}
+        report |= {
+            "recoveries": state.recoveries, "lost_steps": state.lost_steps, "dropped": state.dropped,
+            "speeds": state.speeds,
+        }  # fmt: skip
     if error is not None:
         report["error"] = error
     return report

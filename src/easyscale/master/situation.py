@@ -29,6 +29,7 @@ class Terms:
     # From where a job that is started anew goes on.
     resume_again: str | None = None
     limits: Limits = field(default_factory=Limits)
+    last_step: int | None = None  # the job ends there; None: nobody knows
 
 
 @dataclass
@@ -67,6 +68,7 @@ class Wanted:
     split: tuple[int, ...] | None = None
     at: int | None = None
     scheduled: bool = False
+    unasked: bool = False  # the master's own idea: given up at the first obstacle
 
 
 @dataclass
@@ -157,6 +159,7 @@ class Situation:
     watch: Watch | None = None
     wish: Wanted | None = None
     wanted: Wanted = field(default_factory=Wanted)  # the last wish that was accepted
+    asked: bool = False  # someone wished for this very split
     planned: int = 0  # entries of the schedule that were ordered or given up
     departing: set[int] = field(default_factory=set)
     first_ready: float | None = None

@@ -112,6 +112,7 @@ class JobState:
         self.recoveries: list[dict[str, Any]] = []
         self.lost_steps = 0
         self.dropped: dict[str, int] = {}
+        self.speeds: dict[str, Any] = {}  # of local steps, by worker and by type of device
         self._pending: dict[int, dict[int, StepDone]] = {}  # by step, then EST
         self._passed: set[int] = set()
         self._complete: list[StepRecord] = []

@@ -37,6 +37,7 @@ def status_of(
         samples_per_second=progress.rate(),
         loss=loss,
         checkpoint_dir=checkpoint_dir,
+        speeds=book.brain.balance.speeds(),
         dropped=dict(dropped + facts.dropped),
         events=tuple(
             Happening(step=event.step, what=event.what, text=event.text, time=event.time) for event in told[-events:]

@@ -88,6 +88,18 @@ def declined(s: Situation, word: Declined) -> None:
     losses.cancel(s, opening.wish, word.why)
 
 
+def may_move(s: Situation) -> bool:
+    """Nothing that someone wished or that has happened is in the way of other ESTs for the same workers."""
+    free = s.calm and s.wish is None and s.watch is None and not s.departing and not s.losses
+    members = [s.hands[member.worker] for member in s.members()]
+    return s.limits.rebalance and not s.asked and free and s.ending is None and all(hand.usable for hand in members)
+
+
+def move(s: Situation, split: tuple[int, ...]) -> None:
+    """The workers of the plan stay, in their order, with so many ESTs each. What was asked for stays what is wanted."""
+    s.wish = Wanted(workers=len(split), split=split, unasked=True)
+
+
 def settle(s: Situation) -> None:
     """Bring the workers nearer to what is wanted."""
     if s.over or s.ending is not None or not s.calm:
@@ -177,6 +189,7 @@ def _scale(s: Situation, scale: Scale) -> Accepted:
         )
     _check(s, plan.workers)
     s.wanted = s.wish = Wanted(workers=plan.workers, split=scale.split)
+    s.asked = scale.split is not None
     _reconsider(s)
     return Accepted(text=f"The job goes to {workers_of(plan)}.", split=plan.split)
 
@@ -199,7 +212,7 @@ def _leave(s: Situation, worker: int) -> Accepted:
         )
     _check(s, len(rest))
     s.departing.add(worker)
-    s.wish, s.wanted = Wanted(), Wanted(workers=len(rest))
+    s.wish, s.wanted, s.asked = Wanted(), Wanted(workers=len(rest)), False
     _reconsider(s)
     plan = Plan.even(s.terms.ests, len(rest))
     return Accepted(text=f"Worker {worker} hands its ESTs over and leaves.", split=plan.split)

@@ -18,6 +18,8 @@ class Terms:
     worth: float = 0.25  # growth must bring this share of the gain that was predicted, or it is undone
     remember: float = 600.0  # for so long what disappointed is not tried again; twice as long each time
     news: float = 0.05  # a change of speed of this share is told to the scheduler
+    # The devices are others' choice, as on a live master without a scheduler: each runs an EST, and only ESTs move.
+    fixed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,24 @@ class Holding:
     devices: tuple[Device, ...]
     profile: Profile
     kinds: Mapping[str, DeviceKind]
+    fixed: bool = False  # each device must run an EST
 
     def best(self, ests: int, usable: Sequence[Device]) -> Best:
+        if self.fixed:
+            return self._best_of_all(ests, usable)
         reduction, nodes = self.profile.reduction(), self.machines([device.id for device in usable])
         speeds = [1.0 / self.profile.of_device(device.id, device.kind).seconds for device in usable]
         found = assign(ests, speeds, lambda workers: reduction(workers, min(nodes, workers)))
         split = {device.id: count for device, count in zip(usable, found.split, strict=True) if count}
         return Best(split, found.seconds)
+
+    def _best_of_all(self, ests: int, usable: Sequence[Device]) -> Best:
+        """One EST each; each further one goes where it is done first, so that the last is done as early as can be."""
+        seconds = {device.id: self.profile.of_device(device.id, device.kind).seconds for device in usable}
+        split = dict.fromkeys(seconds, 1)
+        for _ in range(ests - len(split)):
+            split[min(split, key=lambda device: (split[device] + 1) * seconds[device])] += 1
+        return Best(split, self.seconds(split))
 
     def seconds(self, split: Mapping[str, int]) -> float:
         kinds = {device.id: device.kind for device in self.devices}

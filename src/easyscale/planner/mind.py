@@ -128,7 +128,7 @@ class Mind:
             return []
         for device in sorted(before - after):
             self.profile.forget(device)
-        trial = self._trial() if self.split and before < after else None
+        trial = self._trial() if self.split and before < after and not self.terms.fixed else None
         self.devices, self.memory.trial, self.pending = devices, None, None
         usable = self._usable()
         if not usable:
@@ -241,7 +241,7 @@ class Mind:
     # ------------------------------------------------------------------ what the job may use
 
     def _holding(self) -> Holding:
-        return Holding(self.devices, self.profile, self.kinds)
+        return Holding(self.devices, self.profile, self.kinds, self.terms.fixed)
 
     def _types(self) -> list[str]:
         """Those that the job may hold, of all that it has heard of."""
@@ -251,6 +251,8 @@ class Mind:
 
     def _usable(self) -> list[Device]:
         """Of what the job holds, what it may train on now: one type below D2, no more than its limit."""
+        if self.terms.fixed:
+            return list(self.devices)
         held = counts(self.devices)
         if self.needs.level == "D2" or not held:
             devices = list(self.devices)

@@ -283,6 +283,11 @@ def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
     return hook
 
 
+def device_name(device: torch.device) -> str:
+    """What a device is called by those who plan."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def _device(spec: WorkerSpec) -> torch.device:
     kind = spec.device
     if kind == "auto":

@@ -21,6 +21,7 @@ from easyscale.core.errors import WorkerLostError
 from easyscale.core.messages import Ready
 from easyscale.runtime import membership, state
 from easyscale.runtime.checkpoint import Snapshot
+from easyscale.runtime.engine import device_name
 from easyscale.runtime.group import Group
 from easyscale.runtime.replicas import first_slot, leaves_of, pack, tree_of, unpack, value_of
 from easyscale.runtime.transfer import receive_tree, send_tree
@@ -37,7 +38,8 @@ def join(session: EstSession, model: torch.nn.Module) -> None:
     line = session.line
     if line is not None:
         seconds = time.time() - session.started
-        session.journal.tell(Ready(worker=session.spec.worker, pid=os.getpid(), step=0, seconds=seconds))
+        worker, device = session.spec.worker, device_name(session.device)
+        session.journal.tell(Ready(worker=worker, pid=os.getpid(), step=0, seconds=seconds, device=device))
     order = session.members.first_order()
     while True:
         try:

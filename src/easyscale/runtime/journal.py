@@ -21,6 +21,7 @@ from easyscale.core.errors import NonFiniteError, UsageError
 from easyscale.core.messages import Event, Fingerprint, Message, StepDone, encode
 from easyscale.core.spec import WorkerSpec
 from easyscale.runtime.control import Line
+from easyscale.runtime.pace import Span
 
 OnNonFinite = Literal["warn", "stop"]
 # Steps whose values may wait on the device before we ask for them. Small: a loss that turns NaN is seen soon.
@@ -37,6 +38,11 @@ class _Pending:
     samples: int
     time: float
     ests: list[int]
+    local: Span | None
+
+    def is_there(self) -> bool:
+        """The device has come to the end of it."""
+        return (self.copied is None or self.copied.query()) and (self.local is None or self.local.is_over())
 
 
 class Journal:
@@ -83,8 +89,8 @@ class Journal:
                 ) from None
             self._now[est, name] = number
 
-    def step_done(self, step: int, epoch: int, samples: int, ests: list[int]) -> None:
-        """A global step is complete in which this worker ran these ESTs."""
+    def step_done(self, step: int, epoch: int, samples: int, ests: list[int], local: Span | None = None) -> None:
+        """A global step is complete in which this worker ran these ESTs; `local`: their local steps."""
         names = [key for key in self._now if key[0] in ests]
         values = [self._now.pop(key) for key in names]
         on_device = [v for v in values if isinstance(v, torch.Tensor) and v.device.type == "cuda"]
@@ -99,14 +105,14 @@ class Journal:
             copied.record()
         else:
             stored = [float(v) for v in values]
-        self._pending.append(_Pending(step, epoch, names, stored, copied, samples, time.time(), sorted(ests)))
+        self._pending.append(_Pending(step, epoch, names, stored, copied, samples, time.time(), sorted(ests), local))
         self.flush(force=len(self._pending) > MOST_PENDING)
 
     def flush(self, force: bool = False) -> None:
         """Send what is ready; with `force`, wait for the rest."""
         while self._pending:
             first = self._pending[0]
-            if first.copied is not None and not force and not first.copied.query():
+            if not force and not first.is_there():
                 return
             if first.copied is not None:
                 first.copied.synchronize()
@@ -123,6 +129,7 @@ class Journal:
             StepDone(
                 worker=self._worker, step=pending.step, epoch=pending.epoch, ests=pending.ests, metrics=metrics,
                 samples=pending.samples, time=pending.time,
+                local=pending.local.seconds() if pending.local is not None else 0.0,
             )
         )  # fmt: skip
         for (est, name), value in zip(pending.names, values, strict=True):

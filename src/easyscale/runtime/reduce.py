@@ -66,6 +66,7 @@ class Reducer:
         self._follows = False  # this backward's gradients are followed one by one
         self._phase: Literal["idle", "waiting", "backward", "done"] = "idle"
         self._armed = self.accumulated = False
+        self.on_backward_ended: Callable[[], None] = lambda: None  # after the last of a round, sums are waited for
         self.on_reduced: Callable[[], None] = lambda: None  # p.grad holds the reduced gradient
         # All sums are there; nothing has been written yet.
         self.before_commit: Callable[[], None] = lambda: None
@@ -231,6 +232,8 @@ class Reducer:
         if len(self._arrived) < len(self.parameters) and not self._settings.find_unused_parameters:
             self._refuse_unused()
         self._armed = False
+        if not self._ghost:
+            self.on_backward_ended()
         if self.world > 1:
             self._set_aside_or_reduce()
         else:

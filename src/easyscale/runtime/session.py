@@ -39,6 +39,7 @@ from easyscale.runtime.gates import (
 )
 from easyscale.runtime.group import Group
 from easyscale.runtime.loop import PreparedLoader
+from easyscale.runtime.pace import Pace
 from easyscale.runtime.recovery import Adopted, recover
 from easyscale.runtime.stops import Leaving
 from easyscale.runtime.turns import Turns, module_generators
@@ -66,6 +67,7 @@ class EstSession(Engine):
         self.record: dict[str, Any] = {}
         self.store = state.open_store(self)
         self.rhythm = Rhythm()
+        self.pace = Pace(self.device)
         self.turns: Turns
         self.registered: dict[str, Any] = {}
         self.early: dict[str, Any] = {}  # registered per EST before es.prepare()
@@ -120,6 +122,7 @@ class EstSession(Engine):
         self.buffers = Buffers(model, ignored)
         self.reducer = preparing.make_reducer(self, model, ignored)
         self.reducer.on_lost, self.reducer.before_commit = self._lost_in_sum, self._before_commit
+        self.reducer.on_backward_ended = self.pace.backward_ended
         self.undo = Undo(self.reducer.parameters)
         feeding = [(loader, preparing.make_feed(self, loader)) for loader in kinds["loaders"]]
         self.loaders = [PreparedLoader(self, loader, feed, i) for i, (loader, feed) in enumerate(feeding)]
@@ -220,6 +223,7 @@ class EstSession(Engine):
         loader.opened += 1
 
     def round_begins(self) -> None:
+        self.pace.begin()
         self.turns.capture()
         self.exchange.note(self.turns.contexts, self.loaders)
         self._round_is = "open"
@@ -232,8 +236,11 @@ class EstSession(Engine):
         except WorkerLostError as problem:  # only where the announcement waits for its answer
             self._recover(problem)
             self.together(lambda: None if self.exchange.is_held_back else self.exchange.hear())
+        if not self.trained:
+            self.pace.begin()  # the announcement has waited for the peers
 
     def turn_ended(self, est: int) -> None:
+        self.pace.turn_ended()
         self.ran.append(est)
         self.settle_in()
 
@@ -358,7 +365,7 @@ class EstSession(Engine):
         self.share_points += 1
         if self.line is not None:
             self.line.step = self.step
-        self.journal.step_done(self.step - 1, self.epoch, samples, self.ran)
+        self.journal.step_done(self.step - 1, self.epoch, samples, self.ran, self.pace.take())
         self._told_step = False
 
     def share_step(self) -> None:
