@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from easyscale.cli.checks import PlanWish, check_settings, default_workers, parse_workers, schedule_for
+from easyscale.cli.checks import PlanWish, check_level, check_settings, default_workers, parse_workers, schedule_for
 from easyscale.cli.elastic import Elastic, check_elastic
 from easyscale.core.errors import PlanError, UnsupportedError, UsageError
 from easyscale.core.plan import Plan, Schedule, parse_schedule
@@ -102,6 +102,13 @@ def test_settings_that_make_no_sense_are_refused(template: WorkerSpec) -> None:
         check_settings(template)
     assert caught.value.why
     assert caught.value.now
+
+
+def test_a_schedule_at_level_d0_is_refused() -> None:
+    template = WorkerSpec(ests=4, determinism="D0")
+    with pytest.raises(PlanError, match="does not go with --determinism D0"):
+        check_level(template, schedule_for(PlanWish(ests=4, schedule="0:4,2:1"), {}))
+    check_level(template, schedule_for(PlanWish(ests=4, schedule="0:4"), {}))
 
 
 @pytest.mark.parametrize(

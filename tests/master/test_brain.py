@@ -7,7 +7,7 @@ from easyscale.core.control import Declined, Hello, Joined, Lost, Status
 from easyscale.core.messages import StepDone
 from easyscale.core.requests import Accepted, Refused
 from easyscale.master.brain import Brain
-from easyscale.master.inputs import Ended, Overdue, Said, Save
+from easyscale.master.inputs import Ended, Overdue, Said, Save, Stop
 from easyscale.master.limits import Limits
 from easyscale.master.situation import Wanted
 
@@ -607,6 +607,14 @@ def test_a_second_stop_kills() -> None:
     job.stop()
     job.run(0.1)
     assert job.end is not None
+
+
+def test_workers_that_a_stop_kills_are_not_told_as_lost() -> None:
+    job = Simulation(4, 2).training()
+    job.give(Stop(number=15, now=True))
+    job.until(lambda: job.end is not None)
+    assert job.end is not None
+    assert (job.end.how, job.events("worker-lost")) == ("stopped", [])
 
 
 def test_a_stop_that_is_not_obeyed_ends_in_kills() -> None:

@@ -13,7 +13,7 @@ import pytest
 from easyscale.runtime import group
 from easyscale.runtime.group import Group, Meeting
 
-SECONDS = 20.0
+SECONDS = 30.0
 
 
 def meet(rendezvous: Path, rank: int) -> Group:
@@ -50,15 +50,27 @@ def leave_a_group_to_the_collector(rendezvous: Path) -> None:
     knows += [knows, meet(rendezvous, 0)]
 
 
-def collects(rendezvous: Path) -> None:
+def collects(folder: Path) -> None:
     """A worker: it left a group behind, then starts a loader process whose garbage collector runs."""
     gc.disable()
-    leave_a_group_to_the_collector(rendezvous)
-    assert ended_well(in_fork(gc.collect))
+    leave_a_group_to_the_collector(folder / "meeting")
+    try:
+        assert ended_well(in_fork(gc.collect))
+    finally:
+        (folder / "over").touch()
+
+
+def is_there(folder: Path) -> None:
+    """Its peer: stays until it is over."""
+    group = meet(folder / "meeting", 1)
+    deadline = time.monotonic() + 2 * SECONDS
+    while not (folder / "over").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert group.workers == 2
 
 
 def test_a_fork_does_not_destroy_the_groups_of_its_parent(tmp_path: Path) -> None:
-    worker, peer = in_fork(lambda: collects(tmp_path / "meeting")), in_fork(lambda: meet(tmp_path / "meeting", 1))
+    worker, peer = in_fork(lambda: collects(tmp_path)), in_fork(lambda: is_there(tmp_path))
     assert (ended_well(worker), ended_well(peer)) == (True, True)
 
 
@@ -66,6 +78,6 @@ def test_without_that_it_would_never_end_or_die(tmp_path: Path, monkeypatch: pyt
     """The control: the destructor waits for threads that are not there."""
     monkeypatch.setattr(group, "_keep_from_forks", lambda: None)
     monkeypatch.setitem(globals(), "SECONDS", 3.0)
-    worker, peer = in_fork(lambda: collects(tmp_path / "meeting")), in_fork(lambda: meet(tmp_path / "meeting", 1))
-    monkeypatch.setitem(globals(), "SECONDS", 20.0)
+    worker, peer = in_fork(lambda: collects(tmp_path)), in_fork(lambda: is_there(tmp_path))
+    monkeypatch.setitem(globals(), "SECONDS", 30.0)
     assert (ended_well(worker), ended_well(peer)) == (False, True)

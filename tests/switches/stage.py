@@ -28,6 +28,8 @@ from elasticity import Fault, ForkedLauncher, Run, ask, run_with_master, spec_he
 from workloads import CNN, Case, Pictures, by_hand, with_easyscale
 
 PATIENCE = 60.0  # seconds; the machine may be busy
+# How a worker ends that nobody needs and that has not spoken: it is told by SIGTERM, before or after it can listen.
+TERMINATED = (-15, 128 + 15)
 
 # Buffers, dropout, 4 ESTs with 4 batches an epoch: 8 global steps.
 PICTURES = replace(CNN, data=lambda: Pictures(61))

@@ -19,7 +19,20 @@ import elasticity
 from easyscale.core.requests import Accepted
 from easyscale.core.spec import WorkerSpec
 from elasticity import Fault, wait_until, wish
-from switches.stage import PATIENCE, PICTURES, Play, Scene, judge, line, order_in_hand, play, stock, told, wished
+from switches.stage import (
+    PATIENCE,
+    PICTURES,
+    TERMINATED,
+    Play,
+    Scene,
+    judge,
+    line,
+    order_in_hand,
+    play,
+    stock,
+    told,
+    wished,
+)
 
 ESTS, AT = 4, 3
 SESSION = "easyscale.runtime.session:EstSession."
@@ -59,7 +72,7 @@ def run(way: Way, *faults: Fault, victims: set[int], **more: Any) -> Play:
     played = play(PICTURES, way.began, way.scenes, faults=faults, timeout=20.0, **more)
     judge(played, stock("pictures", PICTURES, ESTS))
     assert {worker for worker, code in played.codes.items() if code == -signal.SIGKILL} == victims, played.run.text
-    assert set(played.codes.values()) <= {0, -signal.SIGKILL, -signal.SIGTERM}
+    assert set(played.codes.values()) <= {0, -signal.SIGKILL, *TERMINATED}
     return played
 
 

@@ -131,6 +131,16 @@ def check_settings(template: WorkerSpec) -> None:
             )
 
 
+def check_level(template: WorkerSpec, plans: Schedule) -> None:
+    """D0 keeps bits on one plan alone."""
+    if template.determinism == "D0" and len(plans.entries) > 1:
+        raise PlanError(
+            "--schedule does not go with --determinism D0.",
+            "level D0 keeps its bits only on the plan that the job began with.",
+            "use --determinism D1, or one plan from start to end.",
+        )
+
+
 def check_script(script: str) -> None:
     if not Path(script).is_file():
         raise UsageError(

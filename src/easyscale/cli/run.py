@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from easyscale.cli import options
-from easyscale.cli.checks import PlanWish, check_script, check_settings, rebalances, schedule_for
+from easyscale.cli.checks import PlanWish, check_level, check_script, check_settings, rebalances, schedule_for
 from easyscale.cli.elastic import Elastic, attach_to, check_elastic, run_elastic
 from easyscale.cli.finding import JobArgument
 from easyscale.core.spec import Target, WorkerSpec
@@ -82,6 +82,7 @@ def run(
     check_settings(template)
     check_elastic(elastic, engine)
     plans = schedule_for(wish, os.environ)
+    check_level(template, plans)
     if not module:
         check_script(script)
     job = Job(target=Target(script, tuple(args or ()), module), schedule=plans, template=template)

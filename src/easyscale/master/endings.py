@@ -78,7 +78,9 @@ def overdue(s: Situation) -> None:
 def left_as_asked(s: Situation, code: int | None) -> bool:
     """Whether an exit code is the answer to a stop."""
     ending = s.ending
-    return ending is not None and (ending.why != "stop" or code in (0, None, ending.exit_code, -ending.number))
+    if ending is None:
+        return False
+    return ending.why != "stop" or ending.killed or code in (0, None, ending.exit_code, -ending.number)
 
 
 def settle(s: Situation) -> None:

@@ -37,9 +37,14 @@ def lose(s: Situation, worker: int, how: str, code: int | None = None) -> None:
 def cancel(s: Situation, wish: Wanted | None, why: str) -> None:
     """A wish is given up because of its newcomer."""
     if wish is not None:
-        plan = f"{wish.workers} workers" if wish.split is None else workers_of(Plan(wish.split))
         stays = f"; the job goes on with {workers_of(s.current.plan)}" if s.current is not None else ""
-        s.say("switch-cancelled", f"The change to {plan} is cancelled: {why}{stays}.")
+        s.say("switch-cancelled", f"The change to {plan_of(wish)} is cancelled: {why}{stays}.")
+
+
+def plan_of(wish: Wanted) -> str:
+    if wish.split is not None:
+        return workers_of(Plan(wish.split))
+    return "a plan without those who want to leave" if wish.workers is None else f"{wish.workers} workers"
 
 
 def halt(s: Situation) -> None:

@@ -105,6 +105,8 @@ def settle(s: Situation) -> None:
     if s.over or s.ending is not None or not s.calm:
         return
     if any(s.hands[member.worker].done for member in s.members()):
+        if s.wish is not None:
+            s.say("switch-cancelled", f"The change to {losses.plan_of(s.wish)} is cancelled: the script has ended.")
         s.wish = None
         _dismiss(s, s.candidates(), "the script has ended")
         return

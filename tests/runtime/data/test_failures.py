@@ -93,7 +93,7 @@ def test_a_dead_loader_process_is_found_also_outside_the_main_thread() -> None:
         def __getitem__(self, index: int) -> torch.Tensor:
             os._exit(0)  # no error to the signal handler
 
-    session = opened(lambda: loader_of(Deadly(20), num_workers=1, timeout=0.2))
+    session = opened(lambda: loader_of(Deadly(20), num_workers=1, timeout=20.0))
     caught: list[BaseException] = []
 
     def read() -> None:
