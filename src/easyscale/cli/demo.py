@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from easyscale.cli.elastic import to_the_end
 from easyscale.core.errors import UsageError
 from easyscale.core.plan import Plan, Schedule, parse_schedule
 from easyscale.core.spec import Engine, Target, WorkerSpec
@@ -55,8 +56,10 @@ def _check_packages() -> None:
 
 def _train(title: str, engine: Engine, schedule: Schedule) -> Outcome:
     from easyscale.backends.local import LocalLauncher
-    from easyscale.master.launch import run_job
+    from easyscale.master.launch import Outputs, run_job
+    from easyscale.master.master import run_elastic
     from easyscale.master.progress import Screen
+    from easyscale.master.registry import JobFolder
     from easyscale.master.supervisor import Job
 
     print(f"{title}: {ESTS} {'processes' if engine == 'ddp' else 'ESTs, workers by step ' + CHANGES}", file=sys.stderr)
@@ -66,7 +69,12 @@ def _train(title: str, engine: Engine, schedule: Schedule) -> Outcome:
         template=WorkerSpec(ests=ESTS, job="demo", engine=engine, device="cpu"),
     )
     screen = Screen(sys.stdout, sys.stderr, color="NO_COLOR" not in os.environ)
-    outcome = run_job(job, LocalLauncher(os.environ), screen, title=title)
+    launcher = LocalLauncher(os.environ)
+    if engine == "ddp":
+        outcome = run_job(job, launcher, screen, title=title)
+    else:
+        folder = JobFolder.create("demo", ("easyscale", "demo"), ESTS)
+        outcome = to_the_end(folder, lambda: run_elastic(job, launcher, screen, Outputs(), folder, title=title))
     if outcome.exit_code != 0:
         raise typer.Exit(outcome.exit_code)
     return outcome

@@ -84,7 +84,7 @@ def run_elastic(job: Job, screen: Screen, outputs: Outputs, flags: Elastic) -> i
 
     limits = flags.limits(ests)
     launcher = LocalLauncher(os.environ)
-    return _to_the_end(folder, lambda: run_master(job, launcher, screen, outputs, folder, limits))
+    return to_the_end(folder, lambda: run_master(job, launcher, screen, outputs, folder, limits)).exit_code
 
 
 def attach_to(wanted: str | None, screen: Screen) -> int:
@@ -102,10 +102,10 @@ def attach_to(wanted: str | None, screen: Screen) -> int:
     from easyscale.backends.local import LocalLauncher
     from easyscale.master.master import attach
 
-    return _to_the_end(folder, lambda: attach(folder, LocalLauncher(os.environ), screen))
+    return to_the_end(folder, lambda: attach(folder, LocalLauncher(os.environ), screen)).exit_code
 
 
-def _to_the_end(folder: JobFolder, run: Callable[[], Outcome]) -> int:
+def to_the_end(folder: JobFolder, run: Callable[[], Outcome]) -> Outcome:
     """What is left of the job says how it ended; a job that was refused before it had a master leaves nothing."""
     from easyscale.master.registry import JobResult
 
@@ -125,4 +125,4 @@ def _to_the_end(folder: JobFolder, run: Callable[[], Outcome]) -> int:
                 exit_code=outcome.exit_code, steps=state.steps, fingerprint=state.fingerprint, error=outcome.error
             )
         )
-    return outcome.exit_code
+    return outcome
