@@ -4,7 +4,7 @@
 
 Jobs come from the generator: 1 to 64 devices each, one in twenty a gang, more by day than by night. `even` is a cluster
 of one type, `mixed` one of three; both are offered 0.95 of what they can do in the mean, and a third more than that at
-noon. `crowded` is offered 1.1 in the mean and over 1.5 at noon. Load counts what devices can do, not how many there are.
+noon. `crowded` is offered 1.1 in the mean and over 1.5 at noon. Load counts what devices can do, not their number.
 `none` is a policy that looks at nothing but new jobs and free devices: what is left is the engine and the scheduler's
 loop. Seconds of wall and of processor time are told apart, because a shared machine makes the first what it wants, and
 the second longer than it need be. Writes benchmarks/results/simulator.json.
