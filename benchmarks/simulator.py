@@ -1,20 +1,25 @@
 """How fast the simulator is: many jobs on many devices under one policy, and the engine alone.
 
-    python benchmarks/simulator.py [--jobs 100000] [--devices 10000] [--policy easyscale] [--load 0.8] [--small]
+    python benchmarks/simulator.py [--jobs 100000] [--devices 10000] [--policy easyscale] [--cases even,mixed,crowded]
 
-Jobs come from the generator. `none` is a policy that looks at nothing but new jobs and free devices: what is left is
-the engine and the scheduler's loop. Seconds of wall and of processor time are told apart, because a shared machine
-makes the first what it wants. Writes benchmarks/results/simulator.json.
+Jobs come from the generator: 1 to 64 devices each, one in twenty a gang, more by day than by night. `even` is a cluster
+of one type, `mixed` one of three; both are offered 0.95 of what they can do in the mean, and a third more than that at
+noon. `crowded` is offered 1.1 in the mean and over 1.5 at noon. Load counts what devices can do, not their number.
+`none` is a policy that looks at nothing but new jobs and free devices: what is left is the engine and the scheduler's
+loop. Seconds of wall and of processor time are told apart, because a shared machine makes the first what it wants, and
+the second longer than it need be. Writes benchmarks/results/simulator.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import resource
 import time
 from collections import deque
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +37,22 @@ from easyscale.simulator.workload import Workload
 
 RESULTS = Path(__file__).parent / "results" / "simulator.json"
 LONGEST = 86400.0  # a longer job would be alone at the end, and idle devices are simulated for nothing
-SHARES = (("v100", 0.5), ("p100", 0.25), ("t4", 0.25))
+SIZES = ((1, 0.6), (2, 0.12), (4, 0.12), (8, 0.1), (16, 0.04), (32, 0.015), (64, 0.005))
+GANGS = 20  # one job in so many is not elastic
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    shares: tuple[tuple[str, float], ...]  # of the devices, by type
+    load: float  # devices asked for / there, mean over a day
+    peak: float  # more at noon than in the mean, and less at midnight, by this part of it
+
+
+CASES = {
+    "even": Case(shares=(("v100", 1.0),), load=0.95, peak=0.35),
+    "mixed": Case(shares=(("v100", 0.5), ("p100", 0.25), ("t4", 0.25)), load=0.95, peak=0.35),
+    "crowded": Case(shares=(("v100", 0.5), ("p100", 0.25), ("t4", 0.25)), load=1.1, peak=0.4),
+}
 
 
 class Nothing:
@@ -65,18 +85,27 @@ class Nothing:
         return Delta(changed)
 
 
-def workload(jobs: int, counts: dict[str, int], load: float) -> Workload:
-    """So many jobs that ask for a share `load` of the devices."""
-    sample = generate(GeneratorSpec(), 2000, seed=1, longest=LONGEST)
-    seconds = [arrival.requested * arrival.work / rate_alone(arrival, counts) for arrival in sample.arrivals]
-    per_hour = load * sum(counts.values()) * 3600 / (sum(seconds) / len(seconds))
-    return generate(GeneratorSpec(jobs_per_hour=per_hour), jobs, seed=0, longest=LONGEST)
+def workload(jobs: int, counts: dict[str, int], case: Case) -> Workload:
+    """So many jobs that ask for a share of what the devices can do."""
+    day = tuple(1.0 + case.peak * math.sin(2 * math.pi * (hour - 6) / 24) for hour in range(24))
+    spec = GeneratorSpec(day=day, sizes=SIZES)
+    sample = generate(spec, 4000, seed=1, longest=LONGEST).arrivals
+    asked = sum(job.requested * job.work / rate_alone(job, counts) for job in sample) / len(sample)
+    kind, one = next(iter(counts)), sample[0].speed
+    able = sum(count * one.rate({other: 1}) / one.rate({kind: 1}) for other, count in counts.items())
+    spec = replace(spec, jobs_per_hour=case.load * able * 3600 / asked)
+    made = generate(spec, jobs, seed=0, longest=LONGEST)
+    return replace(made, arrivals=tuple(
+        replace(job, needs=replace(job.needs, gang=job.requested)) if place % GANGS == 7 else job
+        for place, job in enumerate(made.arrivals)
+    ))  # fmt: skip
 
 
-def measure(name: str, jobs: int, devices: int, load: float) -> dict[str, Any]:
-    counts = {kind: max(1, int(devices * share)) for kind, share in SHARES}
+def measure(name: str, jobs: int, devices: int, of: str) -> dict[str, Any]:
+    case = CASES[of]
+    counts = {kind: max(1, int(devices * share)) for kind, share in case.shares}
     spec = ClusterSpec.parse(",".join(f"{kind}:{count}" for kind, count in counts.items()))
-    trace = workload(jobs, counts, load)
+    trace = workload(jobs, counts, case)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     policy: Policy = Nothing() if name == "none" else make(name)
     wall, cpu = time.perf_counter(), time.process_time()
@@ -84,7 +113,8 @@ def measure(name: str, jobs: int, devices: int, load: float) -> dict[str, Any]:
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     found = figures(result)
     row = {
-        "policy": name, "jobs": jobs, "devices": sum(counts.values()), "load": load, "wall_s": wall, "cpu_s": cpu,
+        "policy": name, "case": of, "jobs": jobs, "devices": sum(counts.values()), "load": case.load,
+        "wall_s": wall, "cpu_s": cpu,
         "us_a_job": cpu / jobs * 1e6, "decisions": result.decisions, "most_active": result.most_active,
         "utilization": found.utilization, "jct_s": found.jct, "switches_a_job": found.switches,
         "memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -92,7 +122,7 @@ def measure(name: str, jobs: int, devices: int, load: float) -> dict[str, Any]:
         "python": platform.python_version(), "machine": platform.machine(),
     }  # fmt: skip
     print(
-        f"{name:16} {jobs:7} jobs {row['devices']:6} devices  {wall:7.1f} s wall {cpu:7.1f} s cpu "
+        f"{name:12} {of:8} {jobs:7} jobs {row['devices']:6} devices  {wall:7.1f} s wall {cpu:7.1f} s cpu "
         f"{row['us_a_job']:7.0f} us a job  active <= {result.most_active}  util. {found.utilization:.0%}  "
         f"+{row['memory_added_mib']:.0f} MiB",
         flush=True,
@@ -105,12 +135,13 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--devices", type=int, default=10_000)
     parser.add_argument("--policy", default="none,easyscale")
-    parser.add_argument("--load", type=float, default=0.8, help="devices asked for / there, mean")
+    parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--small", action="store_true", help="a tenth of the jobs and devices")
     arguments = parser.parse_args()
     part = 10 if arguments.small else 1
     rows = [
-        measure(name, arguments.jobs // part, arguments.devices // part, arguments.load)
+        measure(name, arguments.jobs // part, arguments.devices // part, case)
+        for case in arguments.cases.split(",")
         for name in arguments.policy.split(",")
     ]
     RESULTS.write_text(json.dumps(rows, indent=1) + "\n")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from easyscale.planner.assignment import assign_types
 from easyscale.planner.model import EstSpeed, Reduction, figures, published_waste
+from easyscale.scheduler.state import BatchSpeed
 
 SECONDS = {"v100": 0.25, "p100": 0.4, "t4": 0.6}
 REDUCTION = Reduction(base=0.01, per_worker=0.002, bytes=1e8, seconds_per_byte=1e-10, across_nodes=5.0, per_node=4)
@@ -103,3 +104,19 @@ def test_our_waste_is_never_above_that_of_a_plan_with_equal_loads_within_a_type(
 def test_the_reduction_of_one_worker_is_what_a_step_always_costs() -> None:
     assert Reduction(base=1.0, per_worker=1.0, alone=0.5)(1) == 0.5
     assert Reduction(base=1.0, per_worker=1.0, alone=0.5)(3) == 3.5
+
+
+def test_a_larger_batch_needs_fewer_reductions_and_is_worth_less_a_sample() -> None:
+    free, dear = EstSpeed(4, SECONDS, REDUCTION), EstSpeed(4, SECONDS, REDUCTION, batch_loss=0.5)
+    devices = {"v100": 4}
+    assert isinstance(free, BatchSpeed)
+    assert free.rate_at(devices, 1.0) == free.rate(devices)
+    assert free.rate_at(devices, 4.0) == pytest.approx(4.0 / (4 * 0.25 + REDUCTION(4)))
+    assert dear.rate_at(devices, 4.0) == pytest.approx(2.0 / (4 * 0.25 + REDUCTION(4)))
+    assert dear.rate_at(devices, 0.5) == pytest.approx(0.5 / (0.5 * 0.25 + REDUCTION(4)))  # and not more than that
+
+
+@given(st.floats(1.0, 16.0), st.integers(1, 8))
+def test_without_reductions_a_larger_batch_is_no_faster(batch: float, count: int) -> None:
+    speed = EstSpeed(8, SECONDS)
+    assert speed.rate_at({"t4": count}, batch) == pytest.approx(speed.rate({"t4": count}))

@@ -168,10 +168,11 @@ def test_training_uses_what_a_service_leaves_and_gives_it_back_in_time() -> None
             life.happen(event)
         assert life.scheduler.next_decision(now) == now
         life.decide(now)
+        service.settle(now, life.cluster, leaving=1.0)
         assert life.cluster.held.get("a", 0) == max(0, 8 - need - 1)
     service.pass_to(400.0, life.cluster)
     figures = service.figures
-    assert (figures.calls, figures.violations, figures.short) == (2, 0, 0.0)
+    assert (figures.calls, figures.violations, figures.short, figures.slowest) == (2, 0, 0.0, 1.0)
     assert figures.utilization == pytest.approx((16 / 32, (16 + 5 + 1 + 0 + 7) / 32))
 
 
@@ -187,3 +188,23 @@ def test_a_call_that_is_not_answered_in_time_is_a_violation() -> None:
         life.happen(event)
     service.pass_to(20.0, life.cluster)  # nobody decided
     assert (service.figures.violations, service.figures.short) == (1, 30.0)
+    life.decide(21.0)
+    service.settle(21.0, life.cluster)
+    assert (service.figures.violations, service.figures.slowest) == (1, 11.0)  # late once, however late
+
+
+def test_what_is_on_its_way_back_is_not_lent_again() -> None:
+    life = Life.under(make("easyscale"))
+    life.cluster.capacity.clear()
+    service = Colocation(owned={"a": 4})
+    life.happen(JobSubmitted(time=0.0, job="j", needs=Needs(ests=4), speed=LINEAR, work=1e6))
+    for event in service.signal(0.0, {}, life.cluster):
+        life.happen(event)
+    life.decide(0.0)
+    for event in service.signal(10.0, {"a": 3}, life.cluster):
+        life.happen(event)
+    assert service.signal(11.0, {"a": 0}, life.cluster) == []
+    life.decide(11.0)
+    service.settle(11.0, life.cluster)
+    (again,) = service.signal(12.0, {"a": 0}, life.cluster)
+    assert (type(again), again.devices) == (DevicesLent, {"a": 3})

@@ -23,13 +23,18 @@ class EstSpeed:
     """A `Speed` by the best assignment. Cheap to make; answers are remembered.
 
     D1 and D0 jobs run on one type: on a mix they do not run, and neither does any job on a type of unknown speed.
+    `batch_loss`: x, where the sample of a batch b times as large is worth b**-x of one of the original batch. 0: as
+    much; 1: larger batches bring nothing. Smaller batches are not taken to be worth more.
     """
 
     ests: int
     batch_seconds: Mapping[str, float]
     reduction: Reduction | None = None
     level: Level = "D1"
+    batch_loss: float = 0.0
     _mixed: dict[tuple[Key, int | None], float] = field(default_factory=dict, init=False, repr=False)
+    _scaled: dict[float, EstSpeed] | None = field(default=None, init=False, repr=False)
+    _near: dict[str, list[float]] = field(default_factory=dict, init=False, repr=False)  # by type, on few machines
 
     def rate(self, devices: Devices, nodes: int | None = None) -> float:
         """Global steps a second; 0.0 if the job cannot run on these."""
@@ -48,13 +53,35 @@ class EstSpeed:
 
     def rate_of(self, kind: str, count: int, nodes: int | None = None) -> float:
         """On `count` devices of one type."""
+        if count > self.ests:
+            count = self.ests
+        if nodes is None and count > 0 and (found := self._near.get(kind)) is not None:
+            return found[count - 1]
         seconds = self.batch_seconds.get(kind)
         if seconds is None or count < 1:
             return 0.0
-        count = min(count, self.ests)
         if self.reduction is None:
             return 1.0 / (-(-self.ests // count) * seconds)
-        return _curve(self.ests, seconds, self.reduction, nodes)[count - 1]
+        found = _curve(self.ests, seconds, self.reduction, nodes)
+        if nodes is None:
+            self._near[kind] = found
+        return found[count - 1]
+
+    def rate_at(self, devices: Devices, batch: float, nodes: int | None = None) -> float:
+        """Steps of the original batch a second when each is `batch` times as large.
+
+        Local steps take so many times as long, there are fewer of them, and each still needs one reduction.
+        """
+        if batch == 1.0:
+            return self.rate(devices, nodes)
+        if self._scaled is None:
+            self._scaled = {}
+        speed = self._scaled.get(batch)
+        if speed is None:
+            seconds = {kind: batch * of_one for kind, of_one in self.batch_seconds.items()}
+            speed = self._scaled[batch] = EstSpeed(self.ests, seconds, self.reduction, self.level)
+        worth = min(1.0, float(batch**-self.batch_loss))
+        return batch * worth * speed.rate(devices, nodes)
 
     def rates(self, kind: str, most: int, nodes: int | None = None) -> NDArray[np.float64]:
         """On 1, 2, .. `most` devices of one type. For reading: others hold the same array."""

@@ -9,30 +9,30 @@ from easyscale.scheduler.state import Job
 
 
 class Curve:
-    """The rates of a job on 0, 1, .. devices of one type, and the steps up that are worth most per device."""
+    """The rates of a job on 0, 1, .. devices of one type. `peak`: the fewest that are fastest."""
 
-    __slots__ = ("_steps", "peak", "rates")
+    __slots__ = ("_counts", "_known", "peak", "rates")
 
     def __init__(self, rates: list[float]) -> None:
         self.rates = rates
-        self.peak = max(range(len(rates)), key=rates.__getitem__)  # the fewest that are fastest
-        self._steps: dict[tuple[int, int, int], tuple[float, int]] = {}
+        self.peak = max(range(len(rates)), key=rates.__getitem__)
+        # the counts that are faster than all smaller ones: no other is worth its devices
+        self._counts: list[int] = []
+        best = 0.0
+        for count, rate in enumerate(rates):
+            if rate > best * (1.0 + 1e-9):
+                best = rate
+                self._counts.append(count)
+        self._known: dict[tuple[int, int, int, int], list[int]] = {}
 
-    def step(self, held: int, least: int, most: int) -> tuple[float, int]:
-        """From `held` devices to which number, at least `least` and at most `most`: (rate gained a device, number).
-
-        Of equal gains the largest step. (0.0, held): no number in that range is faster.
-        """
-        most = min(most, self.peak)
-        found = self._steps.get((held, least, most))
+    def counts(self, held: int, least: int, most: int, same: int) -> list[int]:
+        """Numbers of devices beyond `held` that are worth a look, at least `least` and at most `most`, and `same`."""
+        most = max(min(most, self.peak), min(most, same))
+        found = self._known.get((held, least, most, same))
         if found is None:
-            rates, best = self.rates, (0.0, held)
-            base, floor = rates[held], 1e-9 * rates[self.peak]
-            for count in range(max(held + 1, least), most + 1):
-                gain = (rates[count] - base) / (count - held)
-                if gain > floor and gain >= best[0] * (1.0 - 1e-9):
-                    best = (gain, count)
-            found = self._steps[held, least, most] = best
+            low = max(held + 1, least)
+            wanted = {low, same, *self._counts}
+            found = self._known[held, least, most, same] = sorted(count for count in wanted if low <= count <= most)
         return found
 
 

@@ -6,8 +6,11 @@ be. With power 1 that is the sum of 1/(time left): the shortest jobs get all tha
 With smaller powers longer jobs get devices that the short ones would hardly notice, which shortens the queue behind
 them.
 
-A step that a job has already taken is worth more than one to come, by what losing it would cost: a switch, in parts of
-the time that the job still needs. And a running job changes for its own good only where that saves more than it costs.
+A pause is part of that: a job that starts, or changes, stands still first, so what it would get is worth the rate over
+pause and rest together. What it holds needs no pause. So the dearer a switch, the more jobs stay as they are, and the
+fewer devices a short job is given that would stand still with it. A pause counts `payback` times, because in a crowd no
+share lasts: the next change asks for another pause. For the same reason a change is not expected to last longer than
+the median job here still needs.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from easyscale.core.cluster import Devices, plus, total
 from easyscale.scheduler.ledger import Ledger
@@ -32,7 +36,7 @@ Step = tuple[float, str, int]  # worth of a device, type, how many
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     power: float
-    payback: float  # a change must save so many times its cost
+    payback: float  # a pause counts so many times
 
 
 @dataclass(slots=True)
@@ -45,7 +49,8 @@ class Claim:
     most: int
     left: float  # global steps, known or expected
     weight: float
-    loyalty: float  # factor of steps that it has taken already
+    pause: float  # of a change, or of a start
+    rest: float  # of the pause that it is in
     given: dict[str, int]
     count: int = 0  # of these
 
@@ -53,26 +58,49 @@ class Claim:
 class Shares:
     """One decision about some jobs. What it gives away is in `left` and `changes` when it has run."""
 
-    def __init__(self, cluster: Cluster, jobs: Sequence[Job], standings: Standings, terms: Terms) -> None:
+    def __init__(
+        self, cluster: Cluster, jobs: Sequence[Job], standings: Standings, terms: Terms, horizon: float | None = None
+    ) -> None:
+        """`horizon`: seconds that a change is expected to last; None: by these jobs."""
         self.cluster, self.terms = cluster, terms
         ledger = Ledger(cluster, jobs)
         self.left, self.quota = ledger.left, ledger.quota
         self.claims = [self._claim(job, standings.of(cluster, job)) for job in jobs]
+        self.horizon = self._median() if horizon is None else horizon
 
     def _claim(self, job: Job, standing: Standing) -> Claim:
-        best, now, needs = standing.best, self.cluster.now, job.needs
+        best, now = standing.best, self.cluster.now
         if best <= 0.0:
-            return Claim(job, standing, 1, 0, 0.0, 0.0, 1.0, {})
-        rate = job.rate() if job.devices else 0.0
-        done = job.done
-        if rate and (seconds := now - max(job.told, job.resumes)) > 0.0:
-            done += rate * seconds
-        left = max(done, PRIOR * best) if job.work is None else max(job.work - done, 0.0)
-        weight = max(left / best, SOON) ** -self.terms.power / best
-        loyalty = 1.0
-        if rate:
-            loyalty += self.terms.payback * job.switch_seconds / max(left / rate, SOON)
-        return Claim(job, standing, needs.least, job.most, left, weight, loyalty, {})
+            return Claim(job, standing, 1, 0, 0.0, 0.0, 0.0, 0.0, {})
+        rest, done = 0.0, job.done
+        if job.devices:
+            rest = max(0.0, job.resumes - now)
+            if (seconds := now - max(job.told, job.resumes)) > 0.0:
+                done += job.rate() * seconds
+        left = max(done, PRIOR * best) if job.work is None else job.work - done
+        time = max(left / best, SOON)
+        pause = self.terms.payback * job.switch_seconds
+        weight = time**-self.terms.power / best
+        return Claim(job, standing, job.needs.least, job.most, time * best, weight, pause, rest, {})
+
+    def _median(self) -> float:
+        times = sorted(claim.left / claim.standing.best for claim in self.claims if claim.most)
+        return times[len(times) // 2] if times else inf
+
+    def _rate(self, claim: Claim, devices: Devices) -> float:
+        if len(devices) == 1:
+            for kind, count in devices.items():
+                if (curve := claim.standing.curves.get(kind)) is not None and count < len(curve.rates):
+                    return curve.rates[count]
+        return claim.job.speed.rate(devices)
+
+    def _worth(self, claim: Claim, devices: Devices, rate: float) -> float:
+        """Of holding these: the rate on them over its pause, if it needs one, and the rest of its time."""
+        held = claim.job.devices
+        if devices == held:
+            return rate / (1.0 + claim.rest * rate / claim.left)
+        share = rate / claim.left  # of its work in a second
+        return rate / (1.0 + claim.pause * (max(share, 1.0 / self.horizon) if held else share))
 
     def first(self, names: Iterable[str]) -> None:
         """These get the fewest devices that they run on, before all others, in this order."""
@@ -138,45 +166,74 @@ class Shares:
         room = self._room(claim, kind)
         if room <= 0:
             return None
-        given = claim.given.get(kind, 0)
-        gain, count = claim.standing.curves[kind].step(given, claim.least, given + room)
-        if not gain:
+        if claim.most == 1:
+            return self._only(claim, kind)
+        curve, given, held = claim.standing.curves[kind], claim.given.get(kind, 0), claim.job.devices
+        rates, left, rest = curve.rates, claim.left, claim.rest
+        same = held.get(kind, 0) if len(held) == 1 else 0
+        pause, haste = claim.pause, 1.0 / self.horizon if held else 0.0
+        base = self._worth(claim, claim.given, rates[given]) if given else 0.0
+        best, at, floor = 0.0, 0, 1e-9 * rates[curve.peak]
+        for count in curve.counts(given, claim.least, given + room, same):
+            rate = rates[count]
+            if count == same:
+                worth = rate / (1.0 + rest * rate / left)
+            else:
+                share = rate / left
+                worth = rate / (1.0 + pause * (share if share > haste else haste))
+            gain = (worth - base) / (count - given)
+            if gain > floor and gain >= best * (1.0 - 1e-9):
+                best, at = gain, count
+        if not at:
             return None
-        held = claim.job.devices.get(kind, 0)
-        if held:
-            gain *= claim.loyalty if count <= held else 1.0 + STAY if not given else 1.0
-        return gain * claim.weight, kind, count - given
+        return best * claim.weight * (1.0 + STAY if same and not given else 1.0), kind, at - given
+
+    def _only(self, claim: Claim, kind: str) -> Step | None:
+        """The start of a job that can use one device, as most do."""
+        rate = claim.standing.curves[kind].rates[1]
+        stay = 1.0 + STAY if kind in claim.job.devices else 1.0
+        return self._worth(claim, {kind: 1}, rate) * claim.weight * stay, kind, 1
 
     def _mix(self, claim: Claim) -> Step | None:
         """More of any type when its own has run out: a job at level D2 may hold several."""
         job, given = claim.job, claim.given
-        now, best = job.speed.rate(given), None
+        now, best = self._worth(claim, given, job.speed.rate(given)) if given else 0.0, None
         for kind in claim.standing.curves:
             room, held = self._room(claim, kind), job.devices.get(kind, 0) - given.get(kind, 0)
             for count in {*(n for n in MIXES if n <= room), room, min(room, held)}:
-                if count <= 0 or (gain := job.speed.rate(plus(given, {kind: count})) - now) <= 1e-9 * now:
+                if count <= 0:
                     continue
-                step = gain / count * claim.weight * (claim.loyalty if count <= held else 1.0), kind, count
+                devices = plus(given, {kind: count})
+                gain = self._worth(claim, devices, job.speed.rate(devices)) - now
+                if gain <= 1e-9 * now:
+                    continue
+                step = gain / count * claim.weight, kind, count
                 if best is None or step > best:
                     best = step
         return best
 
     # ------------------------------------------------------------------------------------ what comes out
 
-    def wants(self, claim: Claim) -> float:
-        """What a device more is worth to it, about; 0.0: nothing."""
+    def wants(self, claim: Claim) -> dict[str, float]:
+        """What a device more is worth to it, about, by the types of which it can use more; negative: most first."""
         if claim.count >= claim.most:
-            return 0.0
-        rate, worth = claim.job.speed.rate(claim.given) if claim.given else 0.0, 0.0
-        for curve in claim.standing.curves.values():
+            return {}
+        given, found = claim.given, dict[str, float]()
+        now = self._worth(claim, given, self._rate(claim, given)) if given else 0.0
+        for kind, curve in claim.standing.curves.items():
             peak = min(curve.peak, claim.most)
-            if peak > claim.count and curve.rates[peak] > rate:
-                worth = max(worth, (curve.rates[peak] - rate) / (peak - claim.count))
-        return worth * claim.weight
+            if peak > claim.count and (not given or kind in given or claim.standing.mixes):
+                gain = self._worth(claim, {kind: peak}, curve.rates[peak]) - now
+                if gain > 1e-9 * now:
+                    found[kind] = -gain / (peak - claim.count) * claim.weight
+        return found
 
     def holds(self, claim: Claim) -> float:
         """What a device less would cost it, about; 0.0: it has none."""
-        return claim.job.speed.rate(claim.given) / claim.count * claim.weight * claim.loyalty if claim.count else 0.0
+        if not claim.count:
+            return 0.0
+        rate = self._rate(claim, claim.given)
+        return self._worth(claim, claim.given, rate) / claim.count * claim.weight
 
     def _changes(self, claim: Claim) -> bool:
         """Not if it would change for its own good, and that does not pay, and it can stay as it is."""
@@ -185,8 +242,8 @@ class Shares:
             return False
         if not new or not job.devices or (before := job.rate()) <= 0.0:
             return True
-        after, cost = job.speed.rate(new), self.terms.payback * job.switch_seconds
-        if after > 0.0 and claim.left / after + cost < claim.left / before:
+        after = self._rate(claim, new)
+        if self._worth(claim, new, after) > self._worth(claim, job.devices, before):
             return True
         return not self._keep(claim)
 

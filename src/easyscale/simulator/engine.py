@@ -153,8 +153,7 @@ class Simulation:
         assert seconds >= 0, "time runs backwards"
         if seconds:
             self.contention += seconds * max(1.0, self.demand / max(1, self.capacity))
-            if self.world.lending is not None:
-                self.world.let_pass(seconds)
+            self.world.let_pass(now)
             self.usage.advance(now)
 
     # ------------------------------------------------------------------------------------ jobs
@@ -238,8 +237,7 @@ class Simulation:
         for change in changes:
             run = self.runs[change.job]
             self.move(run, before.setdefault(change.job, run.devices), change.devices, now, change.batch)
-        if self.world.called:
-            self.world.answer(now)
+        self.world.answer(now)
         return bool(changes)
 
     def move(self, run: Run, before: Devices, devices: Devices, now: float, batch: float = 1.0) -> None:

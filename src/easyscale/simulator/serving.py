@@ -1,4 +1,4 @@
-"""An online service that lends its idle devices: a demand curve, and what follows from it."""
+"""An online service that lends its idle devices: its curve of demand. The rules are `scheduler.colocation`'s."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from easyscale.core.cluster import Devices
+from easyscale.scheduler.colocation import LIMIT, Colocation
 
 DAY = 86400.0
 Steps = tuple[tuple[float, int], ...]  # from each time on, so many
@@ -23,13 +24,8 @@ class Service:
     owned: dict[str, int]
     demand: Mapping[str, Steps]
     headroom: int = 1
-    limit: float = 5.0
+    limit: float = LIMIT
     period: float = DAY
-
-    def lendable(self, time: float) -> dict[str, int]:
-        """What is idle beyond the head-room."""
-        idle = {kind: owned - self.needed(kind, time) - self.headroom for kind, owned in self.owned.items()}
-        return {kind: left for kind, left in idle.items() if left > 0}
 
     def needed(self, kind: str, time: float) -> int:
         curve = self.demand.get(kind, ())
@@ -44,6 +40,12 @@ class Service:
         turn, within = divmod(time, self.period)
         later = [moment for moment in times if moment > within]
         return turn * self.period + (min(later) if later else self.period + min(times))
+
+    def rules(self) -> Colocation:
+        return Colocation(
+            owned=self.owned, headroom={kind: min(self.headroom, owned) for kind, owned in self.owned.items()},
+            limit=self.limit,
+        )  # fmt: skip
 
     def most_lent(self) -> dict[str, int]:
         found = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from easyscale.core.cluster import Devices
-from easyscale.scheduler.events import DevicesAdded, DevicesCalledBack, DevicesLent, DevicesLost, JobProgressed
+from easyscale.scheduler.events import DevicesAdded, DevicesLent, DevicesLost, JobProgressed
 from easyscale.simulator.progress import NEVER, Run
 from easyscale.simulator.result import Lending
 
@@ -26,10 +26,7 @@ class World:
     def __init__(self, sim: Simulation) -> None:
         self.sim = sim
         self.own = dict(sim.spec.counts)
-        self.lent = dict.fromkeys(sim.most, 0)
-        self.needed: dict[str, int] = {}  # by the service itself
-        self.called: list[tuple[float, float, str, int, bool]] = []  # (asked, by, type, devices, in use)
-        self.lending = Lending() if sim.spec.service else None
+        self.colocation = sim.spec.service.rules() if sim.spec.service else None
         self.failures = 0
         self._chance = np.random.default_rng([sim.options.seed, 2])
 
@@ -125,49 +122,45 @@ class World:
 
     # ------------------------------------------------------------------------------------ lending
 
+    @property
+    def lending(self) -> Lending | None:
+        if self.colocation is None:
+            return None
+        of = self.colocation.figures
+        return Lending(
+            owned_seconds=of.owned, demand_seconds=of.needed, lent_seconds=of.trained, calls=of.calls,
+            slowest=of.slowest, violations=of.violations,
+        )  # fmt: skip
+
     def _demand(self, now: float) -> None:
         """The service's demand has changed: it lends more, or wants some back."""
-        sim, service = self.sim, self.sim.spec.service
+        sim, service, rules = self.sim, self.sim.spec.service, self.colocation
         assert service is not None
-        assert self.lending is not None
-        self.needed = {kind: service.needed(kind, now) for kind in service.owned}
-        able = service.lendable(now)
-        for kind in service.owned:
-            more = able.get(kind, 0) - self.lent[kind]
-            self.lent[kind] += more
-            if more > 0:
-                self._capacity(kind, more)
-                sim.tell(DevicesLent(time=now, devices={kind: more}))
-            elif more < 0:
-                self.lending.calls += 1
-                by = now + service.limit
-                pending = sum(n for _, _, k, n, _ in self.called if k == kind)
-                in_use = sim.usage.used[kind] > sim.usage.capacity[kind] - pending + more
-                self.called.append((now, by, kind, -more, in_use))
-                sim.tell(DevicesCalledBack(time=now, devices={kind: -more}, by=by))
-                sim.push(by, WORLD, self._overdue)
-                self.answer(now)
+        assert rules is not None
+        needs = {kind: service.needed(kind, now) for kind in service.owned}
+        for event in rules.signal(now, needs, sim.scheduler.cluster):
+            if isinstance(event, DevicesLent):
+                for kind, count in event.devices.items():
+                    self._capacity(kind, count)
+            else:
+                sim.push(event.by, WORLD, self._overdue)
+            sim.tell(event)
+        self.answer(now)
         if (following := service.next_change(now)) < NEVER and (sim.runs or sim.arriving):
             sim.push(following, WORLD, self._demand)
 
     def answer(self, now: float) -> None:
-        """Calls whose devices nobody holds any more are answered, the oldest first."""
-        assert self.lending is not None
-        for call in list(self.called):
-            asked, by, kind, count, in_use = call
-            if self.sim.usage.used[kind] > self.sim.usage.capacity[kind] - count:
-                continue
-            self.called.remove(call)
-            self._capacity(kind, -count)
-            taken = now - asked + (self.sim.options.switch_seconds if in_use else 0.0)  # they leave at a switch
-            self.lending.slowest = max(self.lending.slowest, taken)
-            self.lending.violations += taken > by - asked
+        """Calls whose devices nobody holds any more are answered. Who held them leaves at a switch."""
+        sim = self.sim
+        if self.colocation is not None and self.colocation.calls:
+            for call in self.colocation.settle(now, sim.scheduler.cluster, sim.options.switch_seconds):
+                self._capacity(call.kind, -call.count)
 
     def _overdue(self, now: float) -> None:
         """The service takes what is still held after the limit, from the latest jobs."""
         sim = self.sim
-        for _, by, kind, count, _ in [call for call in self.called if call[1] <= now]:
-            over = sim.usage.used[kind] - (sim.usage.capacity[kind] - count)
+        for kind, more in sim.scheduler.cluster.over().items():
+            over = more
             for run in reversed(list(sim.runs.values())):
                 if over > 0 and (held := run.devices.get(kind, 0)):
                     left = {k: n for k, n in {**run.devices, kind: max(0, held - over)}.items() if n}
@@ -175,17 +168,9 @@ class World:
                         left = {}
                     over -= held - left.get(kind, 0)
                     sim.move(run, run.devices, left, now)
-            assert by <= now
-        if self.called:
-            self.answer(now)
+        self.answer(now)
 
-    def let_pass(self, seconds: float) -> None:
+    def let_pass(self, now: float) -> None:
         """What the service and training made of the service's devices since the last event."""
-        service, lending = self.sim.spec.service, self.lending
-        assert service is not None
-        assert lending is not None
-        for kind, owned in service.owned.items():
-            lending.owned_seconds += owned * seconds
-            lending.demand_seconds += self.needed.get(kind, 0) * seconds
-            used = max(0, self.sim.usage.used[kind] - self.own.get(kind, 0))  # training fills its own first
-            lending.lent_seconds += used * seconds
+        if self.colocation is not None:
+            self.colocation.pass_to(now, self.sim.scheduler.cluster)

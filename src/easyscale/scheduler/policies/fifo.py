@@ -49,5 +49,3 @@ def start(ledger: Ledger, job: Job) -> bool:
     if devices is not None:
         ledger.give(job, devices)
     return devices is not None or not ledger.could_ever(job, job.asked)
-
-

@@ -9,30 +9,32 @@ stay. Who is beyond `floor` gets the fewest devices that it runs on, out of at m
 the oldest of them, then the worst. Since rho of a job that waits grows without bound, each is the oldest one day: none
 starves. Priority goes before fairness.
 
-It scales because it looks at few: jobs with news, the `look` jobs that would gain most and those that would lose least,
-by the last look at all. That is every time with up to `small` jobs, more and more seldom with more of them, and never
-while nobody wants more than it has and they are many.
+It scales because it looks at few: jobs with news; those that would gain most from what is free; and, where a job with
+news wants more than that, those that would lose least. Who they are is kept from decision to decision. With up to
+`small` jobs it looks at all each time; with more of them, and a crowd, once in many decisions.
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from collections.abc import Iterable
 
-from easyscale.core.cluster import total
+from easyscale.core.cluster import Devices, total
 from easyscale.scheduler.fairness import Contention
 from easyscale.scheduler.policy import Delta
 from easyscale.scheduler.shares import Claim, Shares, Terms
+from easyscale.scheduler.standby import Ranking
 from easyscale.scheduler.standing import Standings
 from easyscale.scheduler.state import Cluster, Job
 
 PATIENCE = 3600.0  # s; so long at most nobody looks while a job wants more
+ROUNDS = 3  # looks at more jobs while devices are left that somebody could use
 
 
 class EasyScale:
     name = "easyscale"
 
     def __init__(
-        self, *, interval: float = 0.0, power: float = 0.5, payback: float = 1.0, floor: float = 4.0,
+        self, *, interval: float = 0.0, power: float = 0.5, payback: float = 2.0, floor: float = 4.0,
         lane: float = 0.25, look: int = 8, small: int = 64,
     ) -> None:  # fmt: skip
         self.interval = interval
@@ -40,74 +42,113 @@ class EasyScale:
         self._floor, self._lane, self._look, self._small = floor, lane, look, small
         self._standings = Standings()
         self._contention = Contention()
+        self._hungry = Ranking()  # who would gain from more, most first
+        self._holders = Ranking()  # who would lose least by less, first
         self._since_all = 0
         self._last = 0.0
+        self._idle: Devices = {}  # what nobody could use after the last decision
         # as of the last look at all:
-        self._hungry: list[str] = []  # who would gain from more, most first
-        self._holders: list[str] = []  # who would lose least by less, first
         self._overdue: dict[str, None] = {}  # who is beyond the floor
-        self._idle: dict[str, int] = {}  # what nobody could use
+        self._horizon: float | None = None
         self._capacity: dict[str, int] = {}
-        # since then:
-        self._news: dict[str, None] = {}  # who came and would gain from more
 
     def next_look(self, cluster: Cluster) -> float | None:
-        return self._last + PATIENCE if self._hungry or self._news else None
+        return self._last + PATIENCE if self._hungry.anyone(cluster.jobs) else None
 
     def decide(self, cluster: Cluster) -> Delta:
         self._contention.pass_to(cluster)
         self._standings.begin(cluster)
         self._last = cluster.now
         self._since_all += 1
-        jobs = self._few(cluster)
-        if jobs is None:
+        if self._must_see_all(cluster):
             return self._all(cluster)
-        if not jobs:
+        names, free = dict(cluster.touched), cluster.free()
+        self._add_holders(cluster, names, free)
+        for turn in range(ROUNDS):
+            some = len(names)
+            self._add_hungry(cluster, names, free, self._look << 2 * turn)
+            if len(names) == some and (turn or not names):
+                break
+            shares = self._shares(cluster, (cluster.jobs[name] for name in names))
+            changes = shares.run()
+            free = {kind: count for kind, count in shares.left.items() if count > 0}
+        if not names:
             return Delta({})
-        shares = Shares(cluster, jobs, self._standings, self._terms)
-        if self._overdue:
-            shares.first(self._overdue)
-        changes = shares.run()
-        self._news |= {claim.job.id: None for claim in shares.claims if shares.wants(claim) > 0.0}
-        if (self._hungry or self._news) and any(n > self._idle.get(k, 0) for k, n in shares.left.items()):
-            return self._all(cluster)  # there is more to give than those few could take
+        self._idle = free
+        self._rank(shares.claims, shares)
         return Delta(changes)
 
-    def _few(self, cluster: Cluster) -> list[Job] | None:
-        """The jobs to look at; None: all."""
-        crowded = self._hungry or self._news
-        due = self._since_all > (len(cluster.jobs) / self._small) ** 2 or len(self._news) > 4 * self._look
-        if due and (crowded or len(cluster.jobs) <= self._small):
-            return None
+    # ------------------------------------------------------------------------------------ a look at few
+
+    def _must_see_all(self, cluster: Cluster) -> bool:
         if len(cluster.priorities) > 1 or cluster.capacity != self._capacity or cluster.over():
-            return None
-        names = dict.fromkeys(cluster.touched)
-        if crowded or not cluster.free():
-            for some in (self._news, self._hungry, self._holders):
-                names |= dict.fromkeys(islice((name for name in some if name in cluster.jobs), self._look))
-        return [cluster.jobs[name] for name in names]
+            return True
+        jobs = len(cluster.jobs)
+        if jobs <= self._small:
+            return True
+        return self._since_all > min(2 * (jobs / self._small) ** 3, jobs) and self._hungry.anyone(cluster.jobs)
+
+    def _add_holders(self, cluster: Cluster, names: dict[str, None], free: Devices) -> None:
+        """For those with news: who would have to give, if there is not enough for them."""
+        wanted: dict[str, int] = {}
+        for name in names:
+            job = cluster.jobs[name]
+            more = job.most - total(job.devices)
+            for kind in self._standings.of(cluster, job).curves if more > 0 else ():
+                wanted[kind] = wanted.get(kind, 0) + more
+        for kind, count in wanted.items():
+            more = min(count, cluster.capacity.get(kind, 0)) - free.get(kind, 0)
+            if more > 0:
+                for place, name in enumerate(self._holders.some(kind, cluster.jobs)):
+                    if more <= 0 or place >= self._look:
+                        break
+                    names[name] = None
+                    more -= cluster.jobs[name].devices.get(kind, 0)
+
+    def _add_hungry(self, cluster: Cluster, names: dict[str, None], free: Devices, look: int) -> None:
+        """Who would use what is free, if that is more than what nobody could use last time."""
+        for kind, count in free.items():
+            left = count if count > self._idle.get(kind, 0) else 0
+            for place, name in enumerate(self._hungry.some(kind, cluster.jobs) if left else ()):
+                if left <= 0 or place >= look:
+                    break
+                job = cluster.jobs[name]
+                left -= job.most - total(job.devices)
+                names[name] = None
+
+    # ------------------------------------------------------------------------------------ a look at all
 
     def _all(self, cluster: Cluster) -> Delta:
         self._standings.forget_all_but(cluster)
         self._contention.forget_all_but(cluster.jobs)
-        shares = Shares(cluster, list(cluster.jobs.values()), self._standings, self._terms)
-        self._overdue = self._find_overdue(cluster, shares.claims)
-        if self._overdue:
-            shares.first(self._overdue)
+        self._horizon = None
+        shares = self._shares(cluster, cluster.jobs.values())
         changes = shares.run()
-        wants = [(worth, claim.job.id) for claim in shares.claims if (worth := shares.wants(claim)) > 0.0]
-        holds = [
-            (worth, claim.job.id)
-            for claim in shares.claims
-            if (worth := shares.holds(claim)) > 0.0 and claim.job.id not in self._overdue
-        ]
-        self._hungry = [name for _, name in sorted(wants, key=lambda pair: -pair[0])]
-        self._holders = [name for _, name in sorted(holds, key=lambda pair: pair[0])]
+        self._horizon = shares.horizon
         self._idle = {kind: count for kind, count in shares.left.items() if count > 0}
+        self._hungry.put_all((claim.job.id, shares.wants(claim)) for claim in shares.claims)
+        self._holders.put_all((claim.job.id, self._loses(claim, shares)) for claim in shares.claims)
         self._capacity = dict(cluster.capacity)
-        self._news = {}
         self._since_all = 0
         return Delta(changes)
+
+    def _shares(self, cluster: Cluster, jobs: Iterable[Job]) -> Shares:
+        shares = Shares(cluster, list(jobs), self._standings, self._terms, self._horizon)
+        if self._horizon is None:
+            self._overdue = self._find_overdue(cluster, shares.claims)
+        if self._overdue:
+            shares.first(self._overdue)
+        return shares
+
+    def _rank(self, claims: Iterable[Claim], shares: Shares) -> None:
+        for claim in claims:
+            self._hungry.put(claim.job.id, shares.wants(claim))
+            self._holders.put(claim.job.id, self._loses(claim, shares))
+
+    def _loses(self, claim: Claim, shares: Shares) -> dict[str, float]:
+        if claim.job.id in self._overdue:
+            return {}
+        return dict.fromkeys(claim.given, shares.holds(claim))
 
     def _find_overdue(self, cluster: Cluster, claims: list[Claim]) -> dict[str, None]:
         """Whoever is beyond the floor, as far as the lane goes: always the oldest, so that each has its turn."""

@@ -18,6 +18,7 @@ from easyscale.core.cluster import total
 from easyscale.scheduler.curves import Curves
 from easyscale.scheduler.ledger import Ledger, by_priority, kinds_for
 from easyscale.scheduler.policies.optimus import start_least
+from easyscale.scheduler.policies.quiet import quiet
 from easyscale.scheduler.policy import Wanted
 from easyscale.scheduler.state import Cluster, Job
 
@@ -98,13 +99,14 @@ class Sia:
                 enter(("tenant", tenant), float(ledger.quota[tenant]), column, choice.count)
         at, columns, values = zip(*entries, strict=True)
         matrix = csr_array((values, (at, columns)), shape=(len(limits), len(choices)))
-        found = milp(
-            np.array([choice.cost for choice in choices]),
-            constraints=LinearConstraint(matrix, ub=np.array(limits)),
-            integrality=np.ones(len(choices)),
-            bounds=Bounds(0, 1),
-            options={"mip_rel_gap": self._gap},
-        )
+        with quiet():
+            found = milp(
+                np.array([choice.cost for choice in choices]),
+                constraints=LinearConstraint(matrix, ub=np.array(limits)),
+                integrality=np.ones(len(choices)),
+                bounds=Bounds(0, 1),
+                options={"mip_rel_gap": self._gap},
+            )
         assert found.x is not None, found.message
         return [choice for choice, taken in zip(choices, found.x, strict=True) if taken > 0.5]
 
