@@ -16,6 +16,8 @@ from easyscale.scheduler.ledger import Ledger, by_priority, kinds_for
 from easyscale.scheduler.policy import Wanted
 from easyscale.scheduler.state import Cluster, Job
 
+LITTLE = 1e-6  # what rounding leaves of a device or of a share; a program with such numbers in it may never end
+
 
 class Gavel:
     name = "gavel"
@@ -67,7 +69,7 @@ class Gavel:
 
 def _fractions(cluster: Cluster, jobs: list[Job], left: dict[str, float]) -> dict[str, dict[str, float]]:
     """The program for one class of jobs; what it uses is taken from `left`."""
-    kinds = [kind for kind, count in left.items() if count > 0]
+    kinds = [kind for kind, count in left.items() if count > LITTLE]
     rates = np.array([[_rate(cluster, job, kind) for kind in kinds] for job in jobs]).reshape(len(jobs), len(kinds))
     runs = rates.max(axis=1, initial=0.0) > 0.0
     found: dict[str, dict[str, float]] = {job.id: {} for job in jobs}
@@ -77,7 +79,7 @@ def _fractions(cluster: Cluster, jobs: list[Job], left: dict[str, float]) -> dic
     fractions = _solve(rates[runs], np.array([job.asked for job in some], float), np.array([left[k] for k in kinds]))
     for job, row in zip(some, fractions, strict=True):
         for kind, fraction in zip(kinds, row, strict=True):
-            if fraction > 1e-6:
+            if fraction > LITTLE:
                 found[job.id][kind] = float(fraction)
                 left[kind] -= float(fraction) * job.asked
     return found
