@@ -307,6 +307,24 @@ def test_shrinking_keeps_the_earliest_workers_in_their_order() -> None:
     assert len(job.events("worker-left")) == 2
 
 
+def test_the_pause_of_a_shrink_is_right_though_a_worker_that_leaves_tells_its_last_step_late() -> None:
+    def step(worker: int, number: int, time: float) -> Said:
+        body = StepDone(worker=worker, step=number, epoch=0, ests=[], metrics={}, samples=0, time=time)
+        return Said(worker=worker, body=body)
+
+    job = Simulation(4, 4).training()
+    job.scale(2)
+    job.until(lambda: job.brain.facts.watch is not None)
+    watch = job.brain.facts.watch
+    assert watch is not None
+    left = watch.left_at
+    assert left is not None
+    job.give(step(0, watch.step, left + 0.25))
+    job.give(step(3, watch.step - 1, left))
+    job.give(step(1, watch.step, left + 0.25))
+    assert [pause.seconds for pause in job.pauses] == [pytest.approx(0.25)]
+
+
 def test_a_named_worker_leaves() -> None:
     job = Simulation(4, 4).training()
     assert job.scale(leave=1).split == (2, 1, 1)
@@ -416,12 +434,12 @@ def test_a_switch_that_the_workers_decline_is_cancelled_and_later_wishes_count()
     job.until(lambda: len(job.orders) == 2)
     said = Declined(worker=0, epoch=job.orders[-1].epoch, why="there is no place for it")
     job.give(Said(worker=0, body=said))
-    job.run(1.0)
     assert job.events("switch-cancelled") == [
         "The change to 3 workers is cancelled: there is no place for it; the job goes on with 2 workers (2+2)."
     ]
     job.give(Said(worker=0, body=said))  # of an order that is over
     job.scale(workers=1)
+    assert job.orders[-1].plan.split == (4,), "the order that was declined is not in the way of the next"
     job.until(lambda: len(job.members()) == 1)
 
 

@@ -95,7 +95,7 @@ def test_rounded_batches_are_charged_in_steps_of_the_exact_one() -> None:
 
 
 def test_ests_with_their_own_mini_batch_take_turns() -> None:
-    speed = FixedEstSpeed(small_profile(), 40, ests=4, per_node=2)
+    speed = FixedEstSpeed(small_profile(), 40, most=4, per_node=2)
     assert speed.rate({"t4": 1}) == pytest.approx(1 / (4 * 11))
     assert speed.rate({"t4": 2}) == pytest.approx(1 / (11 + 11.5))
     assert speed.rate({"t4": 9}) == speed.rate({"t4": 4})
@@ -120,7 +120,7 @@ def test_published_profiles_answer_for_every_number_of_devices_and_machines(name
     profile = pollux_profile(PROFILES / name)
     batch = profile.most_batch
     for count in (1, 3, 4, 7, 13, 16, 33, 64):
-        for ests in (FixedBatchSpeed(profile, batch), FixedEstSpeed(profile, batch, 64)):
+        for ests in (FixedBatchSpeed(profile, batch), FixedEstSpeed(profile, batch, most=64)):
             for nodes in (None, count, min(16, count)):
                 rate = ests.rate({"t4": count}, nodes)
                 assert np.isfinite(rate)

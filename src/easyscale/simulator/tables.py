@@ -100,22 +100,18 @@ class _Statistics(Protocol):
 
 
 @dataclass(eq=False)
-class FixedBatchSpeed:
-    """A job with a fixed global batch that is cut anew for each number of devices, as the Pollux artifact runs it.
-
-    Local batches above the device's limit are accumulated: all but the last of them skip the synchronization. Cutting
-    rounds up, so a job on an odd number of devices sees a slightly larger batch and needs fewer steps; its rate is
-    given in steps of the exact batch.
-    """
+class _Measured:
+    """The speed of a job that was measured on one type of devices, by how they stand in machines."""
 
     profile: _Statistics
     batch: int
     kind: str = "t4"
     per_node: int = 4
+    most: int = 1 << 30  # more devices are of no use to it
     _memo: dict[tuple[int, int | None], float] = field(default_factory=dict, repr=False)
 
     def rate(self, devices: Devices, nodes: int | None = None) -> float:
-        count = devices.get(self.kind, 0)
+        count = min(devices.get(self.kind, 0), self.most)
         if not count or any(kind != self.kind and others for kind, others in devices.items()):
             return 0.0
         found = self._memo.get((count, nodes))
@@ -125,6 +121,18 @@ class FixedBatchSpeed:
 
     def rate_on(self, shape: Shape) -> float:
         """For who knows on which machines the devices are."""
+        raise NotImplementedError
+
+
+class FixedBatchSpeed(_Measured):
+    """A job with a fixed global batch that is cut anew for each number of devices, as the Pollux artifact runs it.
+
+    Local batches above the device's limit are accumulated: all but the last of them skip the synchronization. Cutting
+    rounds up, so a job on an odd number of devices sees a slightly larger batch and needs fewer steps; its rate is
+    given in steps of the exact batch.
+    """
+
+    def rate_on(self, shape: Shape) -> float:
         local, extra = self.cut(sum(shape))
         step, sync = self.profile.table.times(shape, local)
         seen = sum(shape) * local * (extra + 1)
@@ -142,31 +150,14 @@ class FixedBatchSpeed:
         return min(local, int(of.most_batch / (devices * (extra + 1)))), extra
 
 
-@dataclass(eq=False)
-class FixedEstSpeed:
-    """The same job as N ESTs with a mini-batch each that never changes: on fewer devices they take turns."""
-
-    profile: _Statistics
-    batch: int
-    ests: int
-    kind: str = "t4"
-    per_node: int = 4
-    _memo: dict[tuple[int, int | None], float] = field(default_factory=dict, repr=False)
-
-    def rate(self, devices: Devices, nodes: int | None = None) -> float:
-        count = min(devices.get(self.kind, 0), self.ests)
-        if not count or any(kind != self.kind and others for kind, others in devices.items()):
-            return 0.0
-        found = self._memo.get((count, nodes))
-        if found is None:
-            found = self._memo[count, nodes] = self.rate_on(shape_of(count, nodes, self.per_node))
-        return found
+class FixedEstSpeed(_Measured):
+    """The same job as N ESTs (`most`) with a mini-batch each that never changes: on fewer devices they take turns."""
 
     def rate_on(self, shape: Shape) -> float:
         of = self.profile
-        wanted = _ceil(self.batch / self.ests)
+        wanted = _ceil(self.batch / self.most)
         parts = _ceil(wanted / of.most_local_batch)
-        turns = -(-self.ests // sum(shape)) * parts
+        turns = -(-self.most // sum(shape)) * parts
         step, sync = of.table.times(shape, _ceil(wanted / parts))
         return 1.0 / (step + (turns - 1) * (step - sync))
 

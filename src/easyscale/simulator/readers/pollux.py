@@ -98,7 +98,7 @@ def _job(
     work = profile.steps(batch)
     if ests == "requested":
         needs = Needs(ests=requested, types=(kind,))
-        return needs, FixedEstSpeed(profile, batch, requested, kind), work
+        return needs, FixedEstSpeed(profile, batch, kind, most=requested), work
     needs = Needs(ests=max(most, requested), max_workers=1 if single else None, types=(kind,))
     return needs, FixedBatchSpeed(profile, batch, kind), work
 
