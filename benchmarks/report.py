@@ -81,6 +81,9 @@ sha256 and all losses are those of stock DDP on 4 ranks, undisturbed (`benchmark
 CUDA and build the model while the others train. Seconds as above: of a switch the pause, of the kill the time to the
 next completed global step."""
 
+PLANNER = """Processor time of one plan, each job solved for the first time (`benchmarks/planner.py`). Bar: 1 ms for 64 ESTs
+on 64 devices of 4 types."""
+
 SIZE = """Time of a global step and memory as one thing grows: ESTs on one worker, ESTs on two workers, the model with 4
 ESTs. Device memory does not grow with k where rows wait on the host; host memory grows by one row of gradients for
 each EST."""
@@ -91,7 +94,7 @@ def write_page() -> None:
     parts += [packing(kind) for kind in ("gpu", "cpu")]
     parts += [against_stock(kind) for kind in ("gpu", "cpu")]
     parts += [bytes_sent(), *map(size, ("gpu", "cpu")), link()]
-    parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady()]
+    parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady(), planner()]
     DOCS.mkdir(exist_ok=True)
     (DOCS / "benchmarks.md").write_text("\n".join(part for part in parts if part))
 
@@ -311,6 +314,15 @@ def steady() -> str:
     ]  # fmt: skip
     head = ["model", "split", "job", "step, ms", "processor, ms", "ratio", "by the clock", *places]
     return f"## What elasticity costs in each step: {on(rows)}\n\n{STEADY}\n\n{table(head, lines)}"
+
+
+def planner() -> str:
+    rows = read("planner")
+    if not rows:
+        return ""
+    lines = [[row["what"], f"{row['median_us']:.0f}", f"{row['slowest_us']:.0f}", row["rounds"]] for row in rows]
+    head = ["what", "median, us", "slowest, us", "jobs"]
+    return f"## How long the planner thinks: CPU\n\n{PLANNER}\n\n{table(head, lines)}"
 
 
 # ---------------------------------------------------------------------------------------------- pictures
