@@ -81,8 +81,8 @@ sha256 and all losses are those of stock DDP on 4 ranks, undisturbed (`benchmark
 CUDA and build the model while the others train. Seconds as above: of a switch the pause, of the kill the time to the
 next completed global step."""
 
-PLANNER = """Processor time of one plan, each job solved for the first time (`benchmarks/planner.py`). Bar: 1 ms for 64 ESTs
-on 64 devices of 4 types."""
+PLANNER = """Processor time of one plan, each job solved for the first time (`benchmarks/planner.py`). Bar: 1 ms for
+64 ESTs on 64 devices of 4 types."""
 
 SIZE = """Time of a global step and memory as one thing grows: ESTs on one worker, ESTs on two workers, the model with 4
 ESTs. Device memory does not grow with k where rows wait on the host; host memory grows by one row of gradients for
