@@ -115,6 +115,13 @@ def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path) -> 
     assert "job_id, submit_s, num_gpu" in text
 
 
+@pytest.mark.parametrize("name", ["empty.csv", "empty.yaml"])
+def test_a_file_without_a_line_is_told_as_empty(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("\n")
+    with pytest.raises(UsageError, match="is empty"):
+        read(tmp_path / name)
+
+
 @pytest.mark.parametrize("text", ["", HEADER])
 def test_an_empty_trace_is_refused(tmp_path: Path, text: str) -> None:
     path = written(tmp_path, "t.csv", text)

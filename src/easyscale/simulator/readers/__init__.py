@@ -112,6 +112,8 @@ def guess(path: Path) -> str:
     """The format of a file, by its beginning."""
     with open_text(path) as file:
         start = file.read(65536)
+    if not start.strip():
+        raise UsageError(f"{path} is empty.", "a trace has at least one job.", "name a file with jobs in it.")
     first = start.partition("\n")[0].strip()
     if first.count("\t") >= 6:
         return "gavel"
