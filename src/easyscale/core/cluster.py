@@ -56,6 +56,16 @@ class DeviceKind:
     per_node: int = 8
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One device as a worker is told of it. `uuid`: of a GPU; None: a place on the CPU, whatever type it is called."""
+
+    id: str
+    kind: str
+    node: str = ""
+    uuid: str | None = None
+
+
 def total(devices: Devices) -> int:
     return sum(devices.values())
 
