@@ -12,11 +12,13 @@ from easyscale.scheduler.events import (
     DevicesLent,
     DevicesLost,
     Event,
+    JobChanged,
     JobFailed,
     JobFinished,
     JobProgressed,
     JobProposed,
     JobSubmitted,
+    QuotaSet,
 )
 from easyscale.scheduler.state import Cluster, Job
 
@@ -32,11 +34,22 @@ def apply(cluster: Cluster, event: Event) -> None:
                 job.done, job.told = event.done, event.time
                 if event.switch_seconds is not None:
                     job.switch_seconds = event.switch_seconds
+                if event.work is not None:
+                    job.work = event.work
         case JobProposed():
             if job := cluster.jobs.get(event.job):
                 _settle(job, event.time)
                 job.speed, job.limit = event.speed, event.limit
                 cluster.touched[job.id] = None
+        case JobChanged():
+            if job := cluster.jobs.get(event.job):
+                _change(cluster, job, event)
+        case QuotaSet():
+            if event.quota is None:
+                cluster.entitled.pop(event.tenant, None)
+                cluster.quotas.pop(event.tenant, None)
+            else:
+                cluster.entitled[event.tenant] = (event.quota, event.borrow)
         case JobFinished() | JobFailed():
             if job := cluster.jobs.pop(event.job, None):
                 _leave(cluster, job)
@@ -68,6 +81,13 @@ def _submit(cluster: Cluster, event: JobSubmitted) -> None:
     cluster.touched[event.job] = None
     cluster.demand += job.asked
     cluster.priorities[job.needs.priority] = cluster.priorities.get(job.needs.priority, 0) + 1
+
+
+def _change(cluster: Cluster, job: Job, event: JobChanged) -> None:
+    cluster.demand -= job.asked
+    job.needs = replace(job.needs, min_workers=event.min_workers, max_workers=event.max_workers)
+    cluster.demand += job.asked
+    cluster.touched[job.id] = None
 
 
 def _leave(cluster: Cluster, job: Job) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import floor
 
 from easyscale.core.cluster import Devices, key
+from easyscale.scheduler.borrowing import lend_idle
 from easyscale.scheduler.events import Allocated, Event, JobProgressed
 from easyscale.scheduler.fold import apply
 from easyscale.scheduler.policy import Alarmed, Batching, Delta, Policy
@@ -65,6 +66,8 @@ class Scheduler:
         """
         cluster = self.cluster
         cluster.now = max(cluster.now, now)
+        if cluster.entitled:
+            cluster.quotas.update(lend_idle(cluster))
         decision = self.policy.decide(cluster)
         self._last, self._due = now, False
         cluster.touched.clear()
