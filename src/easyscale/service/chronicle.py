@@ -41,8 +41,8 @@ class Chronicle:
         """A service starts: its policy looks at the cluster as it stands, with no memory of its own."""
         self.write([self.news("service-started", version=version, policy=policy)])
 
-    def news(self, kind: str, job: str | None = None, **body: object) -> News:
-        return News(time=self.clock(), kind=kind, job=job, body=body)
+    def news(self, what: str, about: str | None = None, /, **body: object) -> News:
+        return News(time=self.clock(), kind=what, job=about, body=body)
 
     def write(self, news: Sequence[News], key: tuple[str, str, Sequence[str]] | None = None) -> list[Record]:
         """Durable, then folded. All or nothing."""

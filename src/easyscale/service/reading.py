@@ -288,8 +288,9 @@ def _types(devices: Sequence[DeviceView]) -> list[TypeView]:
 
 def view(record: Record) -> RecordView:
     return RecordView(
-        seq=record.seq, time=record.time, kind=record.kind, job=record.job, text=sentence(record), body=dict(record.body)
-    )
+        seq=record.seq, time=record.time, kind=record.kind, job=record.job, text=sentence(record),
+        body=dict(record.body),
+    )  # fmt: skip
 
 
 def _log_file(run: int, worker: int, stream: str, path: Path) -> LogFile:

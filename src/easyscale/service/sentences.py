@@ -28,7 +28,7 @@ def _decided(body: Body) -> str:
 
 def _allocated(body: Body) -> str:
     devices = body["devices"]
-    return f"It is to use {', '.join(devices)}." if devices else "It gives up its devices and waits, with its state kept."
+    return f"It is to use {', '.join(devices)}." if devices else "It gives its devices up and waits."
 
 
 def _planned(body: Body) -> str:
@@ -62,7 +62,8 @@ def _finished(body: Body) -> str:
 
 def _quota(body: Body) -> str:
     quota = "no limit" if body["quota"] is None else f"a quota of {body['quota']} devices"
-    return f"Team {body['name']} has {quota}{', and may borrow' if body['borrow'] and body['quota'] is not None else ''}."
+    borrows = body["borrow"] and body["quota"] is not None
+    return f"Team {body['name']} has {quota}{', and may borrow' if borrows else ''}."
 
 
 _SENTENCES: dict[str, Callable[[Body], str]] = {
