@@ -36,7 +36,8 @@ from easyscale.core.requests import (
 TOKEN = "secret"
 STATUS = JobStatus(
     job="train-1a2b", name="train", state="switching", ests=4, started=1.5, wanted=(1, 1, 1, 1), waiting=(2, 3),
-    held=("b", "c"),
+    held=("b", "c"), total=64, pauses=(0.25, 1.5),
+    model={"speed": {"kind": "est"}, "limit": None, "switch_seconds": 0.5},
     seats=(Seat(worker=0, pid=11, first=0, count=2), Seat(worker=1, pid=None, first=2, count=2, slot="b")),
     step=12, epoch=1, plan_epoch=3, samples_per_second=10.5, loss=float("inf"), checkpoint_dir="c",
     dropped={"token": 2}, speeds=(Speed(worker=0, kind="cpu", seconds=0.5, spread=1.25, steps=20),),

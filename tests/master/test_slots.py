@@ -3,12 +3,15 @@
 The simulation itself asserts that no worker starts on a device on which another one lives.
 """
 
+import json
+
 import pytest
 from tests.master.simulation import Simulation, named
 
 from easyscale.core.requests import Accepted, Refused
 from easyscale.master.brain import Brain
 from easyscale.master.limits import Limits
+from easyscale.planner.wire import speed_of_plain
 
 
 def slots_started(job: Simulation) -> list[str]:
@@ -228,6 +231,41 @@ def test_a_job_by_number_can_be_given_devices() -> None:
 def test_the_planner_hears_the_type_of_the_device() -> None:
     job = Simulation(4, slots="aB").training().run(20.0)
     assert {device.id: device.kind for device in job.brain.balance.mind.devices} == {"0": "plain", "1": "fast"}
+
+
+def test_a_job_tells_how_fast_it_would_be_once_it_has_measured_something() -> None:
+    job = Simulation(4, slots="a", paces={0: 0.1, 1: 0.1}, kinds=("plain", "fast")).training()
+    balance = job.brain.balance
+    assert balance.model() is None
+    job.run(30.0)
+    model = balance.model()
+    assert model is not None
+    speed = speed_of_plain(json.loads(json.dumps(model["speed"])))
+    assert speed.rate({"plain": 1}) == pytest.approx(1 / 0.45, rel=0.05)
+    assert speed.rate({"fast": 2}) > 0, "a type that it never had is guessed"
+    assert speed.rate({"unheard": 1}) == 0.0
+    assert model["limit"] is None
+
+
+def test_a_growth_that_brings_nothing_is_told_as_a_limit_and_nobody_leaves() -> None:
+    job = Simulation(4, slots="a", paces={0: 0.1, 1: 0.1}, limits=Limits(rebalance=True)).training().run(30.0)
+    job.place("ab")
+    job.training()
+    job.step_seconds = 0.24  # instead of 0.05: what the local steps win, the reduction costs
+    job.run(60.0)
+    model = job.brain.balance.model()
+    assert model is not None
+    assert model["limit"] == 1
+    assert set(job.where()) == {"a", "b"}
+
+
+def test_a_growth_that_brings_what_was_hoped_for_has_no_limit() -> None:
+    job = Simulation(4, slots="a", paces={0: 0.1, 1: 0.1}).training().run(30.0)
+    job.place("ab")
+    job.training().run(60.0)
+    model = job.brain.balance.model()
+    assert model is not None
+    assert model["limit"] is None
 
 
 def test_a_master_that_hears_it_all_again_knows_who_sits_where() -> None:

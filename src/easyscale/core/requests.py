@@ -135,11 +135,16 @@ class JobStatus:
     waiting: tuple[int, ...] = ()  # workers that were started and are not in the plan yet
     held: tuple[str, ...] = ()  # devices by name on which a process of the job lives, in the plan or not
     step: int = 0  # completed global steps
+    total: int | None = None  # in all, where that is known
     epoch: int = 0  # the script's, from 0
     samples_per_second: float | None = None
     loss: float | None = None
     checkpoint_dir: str | None = None
     speeds: tuple[Speed, ...] = ()  # of the workers that have run long enough
+    pauses: tuple[float, ...] = ()  # seconds of the last switches, the oldest first
+    # What the job would tell a scheduler of itself, once something was measured: "speed" (`planner/wire.py`), "limit"
+    # (it wants no more devices than that; None: no limit), "switch_seconds".
+    model: dict[str, Any] | None = None
     dropped: dict[str, int] = field(default_factory=dict)  # frames dropped, by reason
     events: tuple[Happening, ...] = ()  # oldest first
     kind: Literal["job-status"] = "job-status"
@@ -217,7 +222,7 @@ def _unpack(line: bytes, token: str, kinds: dict[str, type[Any]]) -> Any:
         if raw["v"] != VERSION or not hmac.compare_digest(str(raw["token"]).encode(), token.encode()):
             return None
         body = dict(raw["body"])
-        for name in ("split", "wanted", "waiting", "held"):
+        for name in ("split", "wanted", "waiting", "held", "pauses"):
             if body.get(name) is not None:
                 body[name] = tuple(body[name])
         if body.get("slots") is not None:
