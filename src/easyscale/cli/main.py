@@ -15,6 +15,7 @@ from easyscale.cli.logs import logs
 from easyscale.cli.ps import ps, top
 from easyscale.cli.run import attach, run
 from easyscale.cli.simulate import simulate
+from easyscale.cli.store import app as store
 from easyscale.cli.trace import app as trace
 from easyscale.cli.verify import verify
 from easyscale.core.errors import EasyScaleError
@@ -62,6 +63,7 @@ for command in (ps, top, scale, checkpoint, logs, stop, wait, attach):
 app.command()(demo)
 app.command()(export)
 app.add_typer(trace)
+app.add_typer(store)
 app.command()(simulate)
 
 

@@ -25,3 +25,7 @@ class KeyUsedError(EasyScaleError):
     def __init__(self, jobs: Sequence[str]) -> None:
         super().__init__("This key was used before.", "a submission with it was accepted.", "use another key.")
         self.jobs = list(jobs)
+
+
+class StoreError(EasyScaleError):
+    """The store cannot be opened, read or written: a full disk, damage, a server that does not answer."""
