@@ -1,13 +1,13 @@
-"""A service without processes: a desk with jobs in every state on devices of two types, and people of two teams."""
+"""A service without processes: a desk with jobs in every state on devices of two types."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import math
-import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,47 +15,30 @@ from typing import Any, Literal
 from easyscale.service.errors import ConflictError, NotFoundError
 from easyscale.service.models import (
     ENDED,
-    Allocation,
-    AuditView,
     ClusterView,
     Comparison,
     DeviceView,
     JobPage,
-    JobRow,
     JobSpec,
     JobView,
     JobWord,
     Lend,
     LogFile,
     LogPart,
-    NewToken,
-    PlanView,
     Point,
     PolicyFigures,
-    ProposalView,
     RecordPage,
     RecordView,
-    Role,
     ScaleWish,
     SeatView,
     Series,
     Span,
     Submitted,
-    TeamIn,
     Timeline,
-    TokenView,
-    TypeView,
-    UserIn,
 )
 from easyscale.service.ports import JobQuery, Person
+from service.fake_figures import ORDERS, fits, history, loss, of_type, row, speed_at
 
-ORDERS: dict[str, tuple[Callable[[JobView], Any], bool]] = {
-    "submitted": (lambda job: (job.submitted, job.id), False),
-    "-submitted": (lambda job: (job.submitted, job.id), True),
-    "name": (lambda job: (job.name, job.id), False),
-    "state": (lambda job: (job.state, job.id), False),
-    "priority": (lambda job: (-job.priority, job.submitted), False),
-}
 STATES: tuple[JobWord, ...] = (
     "queued", "starting", "running", "pausing", "paused", "stopping", "finished", "failed", "cancelled",
 )  # fmt: skip
@@ -84,8 +67,8 @@ class FakeDesk:
         self._devices = {
             device.id: device
             for device in (
-                *(DeviceView(id=f"v100-{n}", kind="v100", node="node-a", memory_gb=32.0, state="free") for n in range(4)),
-                *(DeviceView(id=f"t4-{n}", kind="t4", node="node-b", memory_gb=16.0, state="free") for n in range(4)),
+                *(DeviceView(id=f"v100-{n}", kind="v100", node="a", memory_gb=32.0, state="free") for n in range(4)),
+                *(DeviceView(id=f"t4-{n}", kind="t4", node="b", memory_gb=16.0, state="free") for n in range(4)),
             )
         }
         self.write("service-started", None, "The service started.", version="0.1.0")
@@ -154,11 +137,11 @@ class FakeDesk:
 
     def jobs(self, query: JobQuery) -> JobPage:
         with self._lock:
-            found = [job for job in self._jobs.values() if _fits(job, query)]
+            found = [job for job in self._jobs.values() if fits(job, query)]
         sort_key, backwards = ORDERS[query.order]
         found.sort(key=sort_key, reverse=backwards)
         page = found[query.offset : query.offset + query.limit]
-        return JobPage(jobs=[_row(job) for job in page], total=len(found))
+        return JobPage(jobs=[row(job) for job in page], total=len(found))
 
     def job(self, job: str) -> JobView:
         return self._job(job)
@@ -176,7 +159,8 @@ class FakeDesk:
     def resume(self, job: str, who: Person) -> JobView:
         if self._job(job).state not in ("paused", "pausing"):
             raise ConflictError(f"{job} cannot be resumed.", "it is not paused.", "nothing is to be done.")
-        return self._change(job, who, "job-resume", f"{who.user} resumed it.", state="queued", waits="It waits its turn.")
+        told = f"{who.user} resumed it."
+        return self._change(job, who, "job-resume", told, state="queued", waits="It waits its turn.")
 
     def cancel(self, job: str, who: Person) -> JobView:
         self._not_ended(job, "cancel")
@@ -211,20 +195,16 @@ class FakeDesk:
         files = [LogFile(run=1, worker=n, stream="out", size=size) for n in range(len(self._job(job).held) or 1)]
         return [*files, LogFile(run=1, worker=0, stream="err", size=0)]
 
-    def log(
-        self, job: str, run: int, worker: int, stream: Literal["out", "err"], start: int, most: int
-    ) -> LogPart:
+    def log(self, job: str, run: int, worker: int, stream: Literal["out", "err"], start: int, most: int) -> LogPart:
         if all((file.run, file.worker, file.stream) != (run, worker, stream) for file in self.logs(job)):
             raise NotFoundError(f"{job} has no such output.", "that worker did not run.", "see the list of logs.")
         text = self._output(job) if stream == "out" else b""
         part = text[start : start + most]
         end = self._job(job).state in ENDED and start + len(part) >= len(text)
-        return LogPart(
-            worker=worker, stream=stream, text=part.decode(), start=start, next=start + len(part), end=end
-        )
+        return LogPart(worker=worker, stream=stream, text=part.decode(), start=start, next=start + len(part), end=end)
 
     def _output(self, job: str) -> bytes:
-        return "".join(f"step {n}: loss {_loss(n):.4f}\n" for n in range(self._job(job).step)).encode()
+        return "".join(f"step {n}: loss {loss(n):.4f}\n" for n in range(self._job(job).step)).encode()
 
     def series(self, job: str, most: int) -> Series:
         view = self._job(job)
@@ -232,7 +212,7 @@ class FakeDesk:
         began = view.started or view.submitted
         return Series(
             points=[
-                Point(step=n, time=began + 0.5 * n, values={"loss": _loss(n), "samples_per_second": 900 + 90 * math.sin(n / 7)})
+                Point(step=n, time=began + 0.5 * n, values={"loss": loss(n), "samples_per_second": speed_at(n)})
                 for n in steps
             ]
         )
@@ -243,7 +223,9 @@ class FakeDesk:
         with self._lock:
             devices = list(self._devices.values())
             states = [job.state for job in self._jobs.values()]
-        types = [_type(kind, [d for d in devices if d.kind == kind]) for kind in dict.fromkeys(d.kind for d in devices)]
+        types = [
+            of_type(kind, [d for d in devices if d.kind == kind]) for kind in dict.fromkeys(d.kind for d in devices)
+        ]
         return ClusterView(
             policy=self.policy,
             backend=self.backend,
@@ -335,15 +317,16 @@ class FakeDesk:
             ran = bool(step or devices)
             seats = [SeatView(worker=n, device=d, first=n, count=1) for n, d in enumerate(devices)]
             ended = self.now() if state in ENDED else None
+            left = None if devices else self.now()
             update: dict[str, object] = {
                 "state": state,
                 "step": step,
                 "held": list(devices),
-                "devices": {kind: sum(d.startswith(f"{kind}-") for d in devices) for kind in {d.rsplit("-", 1)[0] for d in devices}},
+                "devices": dict(Counter(device.rsplit("-", 1)[0] for device in devices)),
                 "run": int(ran),
                 "started": began if ran else None,
                 "ended": ended,
-                "loss": _loss(step) if ran else None,
+                "loss": loss(step) if ran else None,
                 "samples_per_second": 900.0 if state == "running" else None,
                 "waits": view.waits if state == "queued" else None,
                 "error": "ValueError: the data has no column 'label'" if state == "failed" else None,
@@ -352,32 +335,12 @@ class FakeDesk:
                 "submitted": began - 120.0,
             }
             if ran:
-                update |= self._history(began, ended, list(devices) or ["v100-0"], seats, step)
+                update |= history(began, left, list(devices) or ["v100-0"], seats, step)
             self._jobs[job] = view.model_copy(update=update)
             for device in devices:
                 self._devices[device] = self._device(device).model_copy(update={"state": "held", "job": job})
         self.write(f"job-{state}", job, f"{view.name} is {state}.", step=step)
         return self._jobs[job]
-
-    def _history(
-        self, began: float, ended: float | None, devices: list[str], seats: list[SeatView], step: int
-    ) -> dict[str, object]:
-        middle = began + 20.0
-        first = SeatView(worker=0, device=devices[0], first=0, count=max(1, len(seats)))
-        return {
-            "allocations": [
-                Allocation(since=began, until=middle, devices=devices[:1]),
-                Allocation(since=middle, until=ended, devices=devices),
-            ],
-            "plans": [
-                PlanView(time=began, step=0, seats=[first]),
-                PlanView(time=middle, step=step // 3, seats=seats or [first]),
-            ],
-            "grow": [ProposalView(devices={"v100": 4}, rate=3.1, speedup=1.6, per_device=0.4, answer="No v100 is free.")],
-            "shrink": [ProposalView(devices={"v100": 1}, rate=0.9, speedup=0.5, per_device=0.9, answer="")],
-            "pauses": [0.21, 0.34],
-            "expected_end": began + 4000.0,
-        }
 
     def _release(self, job: str) -> None:
         for device in self._job(job).held:
@@ -388,42 +351,15 @@ class FakeDesk:
         """Each running job makes a step."""
         for job in [job for job in list(self._jobs.values()) if job.state == "running"]:
             step = job.step + 1
-            speed = 900 + 90 * math.sin(step / 7)
+            speed = speed_at(step)
             with self._lock:
                 self._jobs[job.id] = self._jobs[job.id].model_copy(
-                    update={"step": step, "loss": _loss(step), "samples_per_second": speed}
+                    update={"step": step, "loss": loss(step), "samples_per_second": speed}
                 )
             self.write(
-                "job-progressed", job.id, f"{job.name} is at step {step}.", step=step, loss=_loss(step),
+                "job-progressed", job.id, f"{job.name} is at step {step}.", step=step, loss=loss(step),
                 samples_per_second=speed,
             )  # fmt: skip
-
-
-def _loss(step: int) -> float:
-    return 2.3 * math.exp(-step / 400) + 0.05 * math.sin(step / 5) + 0.1
-
-
-def _fits(job: JobView, query: JobQuery) -> bool:
-    return (
-        (not query.states or job.state in query.states)
-        and query.team in (None, job.team)
-        and query.user in (None, job.user)
-        and (not query.text or query.text.lower() in f"{job.name} {job.id}".lower())
-    )
-
-
-def _row(job: JobView) -> JobRow:
-    return JobRow(**job.model_dump(include=set(JobRow.model_fields)))
-
-
-def _type(kind: str, devices: Sequence[DeviceView]) -> TypeView:
-    count = {state: sum(d.state == state for d in devices) for state in ("held", "free", "lost", "drained", "away")}
-    return TypeView(
-        kind=kind,
-        total=len(devices) - count["lost"] - count["drained"] - count["away"],
-        lent=sum(d.lent for d in devices),
-        **count,
-    )
 
 
 def spec(name: str = "digits", **fields: Any) -> JobSpec:
@@ -447,91 +383,3 @@ def busy_desk(more: int = 0, now: Callable[[], float] = time.time) -> FakeDesk:
         desk.submit(spec(f"sweep-{n}"), who)
     desk.write("decided", None, "easyscale-heter gave v100-3 to speech-big.", at=desk.now(), changes=[])
     return desk
-
-
-class FakePeople:
-    """Users `root` (admin), `ann` (user) and `vic` (viewer) of vision, `bob` (user) of speech."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._teams = {name: TeamIn(name=name) for name in ("vision", "speech")}
-        self._users: dict[str, UserIn] = {}
-        self._tokens: dict[str, NewToken] = {}
-        self._audit: list[AuditView] = []
-        self.audit_fails = False
-        for name, team, role in (
-            ("root", "vision", "admin"), ("ann", "vision", "user"), ("vic", "vision", "viewer"), ("bob", "speech", "user"),
-        ):  # fmt: skip
-            self._users[name] = UserIn(name=name, team=team, role=role)  # type: ignore[arg-type]
-
-    def authenticate(self, token: str) -> Person | None:
-        with self._lock:
-            for known in self._tokens.values():
-                if secrets.compare_digest(known.token.encode(), token.encode()) and known.revoked is None:
-                    user = self._users.get(known.user)
-                    return Person(user.name, user.team, user.role) if user else None
-        return None
-
-    def add_user(self, name: str, team: str, role: Role) -> UserIn:
-        if team not in self._teams:
-            raise NotFoundError(f"There is no team {team}.", "", "add the team first.")
-        if name in self._users:
-            raise ConflictError(f"There is a user {name} already.", "", "choose another name.")
-        self._users[name] = user = UserIn(name=name, team=team, role=role)
-        return user
-
-    def remove_user(self, name: str) -> None:
-        self._known(name)
-        del self._users[name]
-
-    def users(self) -> list[UserIn]:
-        return list(self._users.values())
-
-    def add_team(self, name: str, quota: int | None, borrow: bool) -> TeamIn:
-        self._teams[name] = team = TeamIn(name=name, quota=quota, borrow=borrow)
-        return team
-
-    def teams(self) -> list[TeamIn]:
-        return list(self._teams.values())
-
-    def add_token(self, user: str, note: str, days: float | None) -> NewToken:
-        self._known(user)
-        now = time.time()
-        new = NewToken(
-            id=secrets.token_hex(4),
-            user=user,
-            note=note,
-            made=now,
-            expires=None if days is None else now + days * 86_400,
-            revoked=None,
-            used=None,
-            token=f"est_{secrets.token_urlsafe(24)}",
-        )
-        with self._lock:
-            self._tokens[new.id] = new
-        return new
-
-    def revoke(self, id: str) -> None:
-        if id not in self._tokens:
-            raise NotFoundError(f"There is no token {id}.", "", "see the list of tokens.")
-        with self._lock:
-            self._tokens[id] = self._tokens[id].model_copy(update={"revoked": time.time()})
-
-    def tokens(self) -> list[TokenView]:
-        return list(self._tokens.values())
-
-    def audit(self, user: str, action: str, target: str, ok: bool, address: str, detail: str) -> None:
-        if self.audit_fails:
-            raise OSError("the disk is full")
-        entry = AuditView(
-            time=time.time(), user=user, action=action, target=target, ok=ok, address=address, detail=detail
-        )
-        with self._lock:
-            self._audit.append(entry)
-
-    def audit_list(self, limit: int) -> list[AuditView]:
-        return self._audit[::-1][:limit]
-
-    def _known(self, name: str) -> None:
-        if name not in self._users:
-            raise NotFoundError(f"There is no user {name}.", "", "see the list of users.")

@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from easyscale.service.http.app import make_app
 from easyscale.service.http.settings import PAGE, Settings
-from service.fakes import FakeDesk, FakePeople, busy_desk
+from service.fake_people import FakePeople
+from service.fakes import FakeDesk, busy_desk
 
 
 def go_on(desk: FakeDesk, seconds: float) -> None:
@@ -35,7 +36,8 @@ def main() -> None:
     given = parser.parse_args()
     desk, people = busy_desk(given.jobs), FakePeople()
     for user in people.users():
-        print(f"{user.name} ({user.role} of {user.team}): {people.add_token(user.name, 'fake', None).token}", flush=True)
+        token = people.add_token(user.name, "fake", None).token
+        print(f"{user.name} ({user.role} of {user.team}): {token}", flush=True)
     if given.tick > 0:
         threading.Thread(target=go_on, args=(desk, given.tick), daemon=True).start()
     app = make_app(desk, people, Settings(port=given.port, page=given.page))

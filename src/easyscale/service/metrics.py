@@ -94,8 +94,8 @@ class _Now:
             states.add_metric((kind, state), count)
         yield states
         used = GaugeMetricFamily("easyscale_device_utilization", "Share of devices that are held", labels=("type",))
-        for kind in view.types:
-            used.add_metric((kind.kind,), kind.held / kind.total if kind.total else 0.0)
+        for of_type in view.types:
+            used.add_metric((of_type.kind,), of_type.held / of_type.total if of_type.total else 0.0)
         yield used
         yield GaugeMetricFamily("easyscale_jobs_running", "Jobs that hold devices", value=view.running)
 

@@ -96,7 +96,8 @@ def _add_serving(app: FastAPI, parts: Parts) -> None:
 
 def _add_snapshots(app: FastAPI, parts: Parts) -> None:
     uploads = Uploads(parts.desk, parts.settings)
-    archive = {"requestBody": {"required": True, "content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}}
+    content = {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}
+    archive = {"requestBody": {"required": True, "content": content}}
 
     @app.post(f"{API}/snapshots", status_code=201, responses=problems(409), openapi_extra=archive, tags=["jobs"])
     async def snapshot(who: Changer, request: Request) -> Snapshot:

@@ -121,7 +121,10 @@ class Hub:
 
     def _page(self, after: int) -> list[Item]:
         page = self._desk.records(after, PAGE)
-        return [Item(record.seq, record.job, self._team(record), record.model_dump_json().encode()) for record in page.records]
+        return [
+            Item(record.seq, record.job, self._team(record), record.model_dump_json().encode())
+            for record in page.records
+        ]
 
     def _team(self, record: RecordView) -> str | None:
         try:

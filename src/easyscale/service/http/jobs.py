@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 from pydantic import Field
@@ -33,7 +33,7 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", pattern=r"^[!-~]{1,2
 
 
 class JobsAsked(Model):
-    state: Annotated[list[JobWord], Field(max_length=20)] = []
+    state: Annotated[list[JobWord], Field(max_length=20, default_factory=list)]
     team: Name | None = None
     user: Name | None = None
     text: Annotated[str | None, Field(max_length=200)] = None
@@ -71,7 +71,9 @@ def _add_list(app: FastAPI, parts: Parts) -> None:
         fields = asked.model_dump(exclude={"state"})
         return desk.jobs(JobQuery(states=tuple(asked.state), **fields))
 
-    again = {200: {"model": Submitted, "description": "This key was used before; the jobs of then"}}
+    again: dict[int | str, dict[str, Any]] = {
+        200: {"model": Submitted, "description": "This key was used before; the jobs of then"}
+    }
 
     @app.post(f"{API}/jobs", status_code=201, responses={**problems(409), **again}, tags=["jobs"])
     def submit(

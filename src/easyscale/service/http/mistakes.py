@@ -29,9 +29,8 @@ def explain(error: RequestValidationError, scope: Scope) -> Problem:
     told = [_sentence(entry, models) for entry in errors[:MOST]]
     more = len(errors) - len(told)
     why = " ".join(reason for _, reason in told) + (f" And {more} more." if more > 0 else "")
-    return Problem(
-        what=" ".join(what for what, _ in told), why=why, now="correct it and send it again; /api/v1/docs has every field."
-    )
+    now = "correct it and send it again; /api/v1/docs has every field."
+    return Problem(what=" ".join(what for what, _ in told), why=why, now=now)
 
 
 def _not_json(errors: Sequence[Mapping[str, Any]]) -> Problem | None:

@@ -29,7 +29,7 @@ STATUS: tuple[tuple[type[EasyScaleError], int], ...] = (
     (NotReadyError, 503),
 )
 SAID = {
-    404: ("There is nothing at this address.", "no path of the service is called so.", "see /api/v1/docs for the paths."),
+    404: ("There is nothing at this address.", "no path is called so.", "see /api/v1/docs for the paths."),
     405: ("This address does not take this method.", "", "see /api/v1/docs for the paths and their methods."),
 }
 

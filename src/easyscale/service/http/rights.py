@@ -66,7 +66,7 @@ class Rights:
         """That `who` may see all of the job, and change it if the role allows changes."""
         team = self.team(job)
         if who.role != "admin" and team != who.team:
-            raise forbidden(f"{job} is a job of the team {team}, and you are in {who.team}.", f"ask {team} or an admin.")
+            raise forbidden(f"{job} is a job of the team {team}, you are in {who.team}.", f"ask {team} or an admin.")
 
     def team_of(self, record: RecordView) -> str | None:
         """Whose record it is; None: everybody's, as it is about no job."""

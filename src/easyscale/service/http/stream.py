@@ -32,7 +32,8 @@ class StreamAsked(Model):
 
 
 def add_stream(app: FastAPI, parts: Parts) -> None:
-    shape = {"description": "Events `record`, with the seq as id", "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    shape = {"description": "Events `record`, with the seq as id", "content": events}
 
     @app.get(f"{API}/stream", response_class=Response, responses={200: shape, **problems(404)}, tags=["records"])
     async def stream(
