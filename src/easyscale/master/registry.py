@@ -106,10 +106,12 @@ class JobFolder:
         ests: int,
         settings: Mapping[str, Any] | None = None,
         id: str | None = None,
+        jobs: Path | None = None,
+        cwd: Path | None = None,
     ) -> JobFolder:
         """A new job with a new token, and with a new id unless this very one is wanted. Its folder appears with
-        job.json in it, never without."""
-        jobs = jobs_directory()
+        job.json in it, never without. `jobs`: among those of another runtime directory than the user's own."""
+        jobs = jobs or jobs_directory()
         name = clean_name(name)
         if id is not None:
             _check_id(jobs, id)
@@ -119,7 +121,7 @@ class JobFolder:
         while True:
             record = JobRecord(
                 id=id or f"{name}-{secrets.token_hex(2)}", name=name, command=command, ests=ests, started=time.time(),
-                cwd=os.getcwd(), token=secrets.token_hex(16), settings=dict(settings or {}),
+                cwd=str(cwd or os.getcwd()), token=secrets.token_hex(16), settings=dict(settings or {}),
             )  # fmt: skip
             write_json(new / "job.json", asdict(record))
             try:

@@ -101,7 +101,7 @@ class Carrier:
     def _learn(self, care: Care, sight: Sight) -> None:
         status = sight.status
         if status is not None:
-            here = frozenset(status.occupied)
+            here = frozenset(status.held)
             if care.commanded is None:
                 care.commanded = tuple(sorted(here))
             care.uses = here | (frozenset(care.commanded) if care.call is not None or not here else frozenset())
@@ -194,7 +194,7 @@ class Carrier:
             status is not None
             and status.state == "training"
             and status.wanted is None
-            and not set(care.commanded or ()) <= set(status.occupied)
+            and not set(care.commanded or ()) <= set(status.held)
         )
         if not short:
             care.short_since = None
