@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from easyscale.cli.remote import Json, RemoteJob, Server, complete_remote, find_row, the_service
+from easyscale.cli.remote import Json, RemoteJob, Server, complete_remote, find_row, the_service, told_lost
 from easyscale.cli.tables import clean, moment
 
 if TYPE_CHECKING:
-    from easyscale.core.errors import EasyScaleError
     from easyscale.service.client import ServiceClient
     from easyscale.service.models import JobView, RecordView
 
@@ -31,7 +30,7 @@ def queue(
     order: Annotated[
         str, typer.Option(help="submitted, -submitted (newest first), name, state or priority.")
     ] = "submitted",
-    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 100,
     server: Server = None,
     json_output: Json = False,
 ) -> None:
@@ -134,7 +133,7 @@ def events(
         if not follow or ended or (wanted is not None and seen & over):
             return
         try:
-            for record in client.follow(wanted, after=seq, lost=_lost):
+            for record in client.follow(wanted, after=seq, lost=told_lost):
                 _print_record(record, json_output)
                 if wanted is not None and record.kind in over:
                     return
@@ -151,15 +150,15 @@ def _until_now(
         for record in page.records[-last:] if last else []:
             emit(record)
         return page.last
-    while records := client.records(job, after=after, limit=PAGE).records:
-        for record in records:
+    while True:
+        page = client.records(job, after=after, limit=PAGE)
+        for record in page.records:
             emit(record)
-        after = records[-1].seq
-    return after
-
-
-def _lost(problem: EasyScaleError) -> None:
-    print(f"{problem.what} Trying again.", file=sys.stderr)
+        # A page may be short or empty before the end: what we may not see is left out.
+        on = page.next if page.next is not None else page.records[-1].seq if page.records else after
+        if on <= after:
+            return after
+        after = on
 
 
 def _print_record(record: RecordView, json_output: bool) -> None:

@@ -82,6 +82,10 @@ def beside(where: Where) -> ServiceClient | None:
     return None if found is None else client_for(found, answer_seconds=SIDE_SECONDS, retries=0)
 
 
+def told_lost(problem: EasyScaleError) -> None:
+    print(f"{problem.what} Trying again.", file=sys.stderr)
+
+
 # ---------------------------------------------------------------------------------------- which job
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from easyscale.cli.remote import Found
+from easyscale.cli.remote import Found, told_lost
 from easyscale.cli.tables import coloured
 from easyscale.core.errors import UsageError
 
@@ -50,6 +50,7 @@ class ServiceLogs:
         self._from: int | None = None
 
     def show(self, *, tail: int | None, follow: bool) -> None:
+        from easyscale.service.client import Patience
         from easyscale.service.models import ENDED
 
         self._look()
@@ -57,14 +58,16 @@ class ServiceLogs:
             raise self._nothing()
         for stream in self._streams.values():
             self._show_tail(stream, tail) if tail is not None else self._show_new(stream)
-        while follow:
-            ended = self._client.job(self._job).state in ENDED
-            self._look()
-            for stream in self._streams.values():
-                self._show_new(stream)
-            if ended:  # looked at once more after the end: what was written before it
-                break
-            time.sleep(POLL_SECONDS)
+        patience, ended = Patience(lost=told_lost), not follow
+        while not ended:
+            with patience.bear():
+                over = self._client.job(self._job).state in ENDED
+                self._look()
+                for stream in self._streams.values():
+                    self._show_new(stream)
+                ended = over  # looked at once more after the end: what was written before it
+            if not ended:
+                time.sleep(POLL_SECONDS)
         for stream in self._streams.values():
             if stream.rest:
                 stream.print(stream.rest)

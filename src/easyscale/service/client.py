@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -42,14 +43,46 @@ from easyscale.service.models import (
     WhatIf,
 )
 from easyscale.service.sse import Follower
-from easyscale.service.wire import ANSWER_SECONDS, RETRIES, UPLOAD_SECONDS, Wire
+from easyscale.service.wire import (
+    ANSWER_SECONDS,
+    RETRIES,
+    UPLOAD_SECONDS,
+    BusyError,
+    ServiceFaultError,
+    ServiceUnreachableError,
+    Wire,
+)
 
 POLL_SECONDS = 1.0
+PATIENCE_SECONDS = 300.0
 PAGE = 500
 
 
 class TooLongError(EasyScaleError):
     """What was waited for did not happen within the limit."""
+
+
+class Patience:
+    """For those who look again and again: a service that is away for a while (it may be started anew) is no end."""
+
+    def __init__(self, seconds: float = PATIENCE_SECONDS, lost: Callable[[EasyScaleError], None] | None = None) -> None:
+        self._seconds, self._lost = seconds, lost
+        self._since: float | None = None
+
+    @contextmanager
+    def bear(self) -> Iterator[None]:
+        """What is inside may fail for lack of an answer, for so long; then the error goes on. Told once."""
+        try:
+            yield
+        except (ServiceUnreachableError, BusyError, ServiceFaultError) as problem:
+            if self._since is None:
+                self._since = time.monotonic()
+                if self._lost is not None:
+                    self._lost(problem)
+            elif time.monotonic() - self._since >= self._seconds:
+                raise
+        else:
+            self._since = None
 
 
 class ServiceClient:
@@ -158,9 +191,10 @@ class ServiceClient:
     def wait_until(
         self, job: str, true: Callable[[JobView], bool], timeout: float | None = None, poll: float = POLL_SECONDS
     ) -> JobView:
-        """Look again and again until it is so, at most `timeout` seconds."""
+        """Look again and again until it is so, at most `timeout` seconds; also across a restart of the service."""
         ends = None if timeout is None else time.monotonic() + timeout
-        while not true(view := self.job(job)):
+        view, patience = self.job(job), Patience()
+        while not true(view):
             if ends is not None and time.monotonic() >= ends:
                 raise TooLongError(
                     f"The job {view.id} has not got there in {timeout:g} seconds.",
@@ -168,6 +202,8 @@ class ServiceClient:
                     "wait longer; what was asked of it still holds.",
                 )
             self._wire.sleep(poll)
+            with patience.bear():
+                view = self.job(job)
         return view
 
     # ------------------------------------------------------------------------------------ what it printed and did
@@ -190,7 +226,7 @@ class ServiceClient:
         )
 
     def follow(
-        self, job: str | None = None, *, after: int, patience: float = 300.0,
+        self, job: str | None = None, *, after: int, patience: float = PATIENCE_SECONDS,
         lost: Callable[[EasyScaleError], None] | None = None,
     ) -> Iterator[RecordView]:  # fmt: skip
         """Records after `after` as they come, each once, without an end. A broken connection is taken up where it was

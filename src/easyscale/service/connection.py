@@ -62,7 +62,7 @@ def configured(server: str | None = None, environment: Mapping[str, str] | None 
         return None
     token = environment.get(TOKEN, "").strip() or stored.token
     found = replace(stored, token=token, cacert=environment.get(CACERT) or stored.cacert)
-    _no_token_in_clear(found, environment)
+    check_plain(found, environment)
     return found
 
 
@@ -78,7 +78,9 @@ def needed(server: str | None = None, environment: Mapping[str, str] | None = No
     return found
 
 
-def _no_token_in_clear(connection: Connection, environment: Mapping[str, str]) -> None:
+def check_plain(connection: Connection, environment: Mapping[str, str] | None = None) -> None:
+    """A token does not travel without TLS, but on this machine."""
+    environment = os.environ if environment is None else environment
     if connection.token and connection.url.startswith("http:") and not connection.loopback:
         if environment.get(PLAIN) == "1":
             return

@@ -244,6 +244,7 @@ class RecordView(Model):
 class RecordPage(Model):
     records: list[RecordView]
     last: int  # the newest seq there is
+    next: int | None = None  # ask again after this one: what lies before it was looked at, if not shown
 
 
 class LogPart(Model):

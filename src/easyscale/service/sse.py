@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import httpx
 
 from easyscale.core.errors import EasyScaleError
-from easyscale.service.models import RecordView
-from easyscale.service.wire import BusyError, ServiceFaultError, ServiceUnreachableError, Wire
+from easyscale.service.models import Problem, RecordView
+from easyscale.service.wire import BusyError, ServiceFaultError, ServiceUnreachableError, TokenError, Wire
 
 # The service says something each 15 seconds, if only that it is there.
 SILENCE_SECONDS = 45.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.2, 5.0
+
+_Kind = TypeVar("_Kind", RecordView, Problem)
 
 
 def events(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -43,34 +46,44 @@ class Follower:
         self._patience, self._lost = patience, lost
 
     def __iter__(self) -> Iterator[RecordView]:
-        pause, since = FIRST_PAUSE, time.monotonic()
+        pause = FIRST_PAUSE
+        self._heard = time.monotonic()
         while True:
+            began = self._heard
             try:
-                for record in self._connected():
-                    pause = FIRST_PAUSE
-                    yield record
-                    since = time.monotonic()
+                yield from self._connected()
             except (ServiceUnreachableError, BusyError, ServiceFaultError) as problem:
-                if time.monotonic() - since >= self._patience:
+                if time.monotonic() - self._heard >= self._patience:
                     raise
-                if self._lost is not None and pause == FIRST_PAUSE:
+                if self._lost is not None and (pause == FIRST_PAUSE or self._heard != began):
                     self._lost(problem)
+            if self._heard != began:  # it was there in between
+                pause = FIRST_PAUSE
             self._wire.sleep(pause)
             pause = min(LONGEST_PAUSE, pause * 2)
 
     def _connected(self) -> Iterator[RecordView]:
+        """Until the connection ends; the service ends it now and then."""
         params = {"after": self._after, "job": self._job}
         with self._wire.stream("/stream", params=params, silence=SILENCE_SECONDS) as answer:
-            for kind, data in events(_lines(answer)):
+            for kind, data in events(self._noticed(_lines(answer))):
+                if kind == "end":
+                    problem = self._read(Problem, data)
+                    raise TokenError(problem.what, problem.why, problem.now)
                 if kind != "record":
                     continue
-                record = self._read(data)
+                record = self._read(RecordView, data)
                 if record.seq > self._after:
                     self._after = record.seq
                     yield record
 
-    def _read(self, data: str) -> RecordView:
-        return self._wire.read(RecordView, httpx.Response(200, content=data.encode()))
+    def _noticed(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            self._heard = time.monotonic()
+            yield line
+
+    def _read(self, kind: type[_Kind], data: str) -> _Kind:
+        return self._wire.read(kind, httpx.Response(200, content=data.encode()))
 
 
 def _lines(answer: httpx.Response) -> Iterator[str]:

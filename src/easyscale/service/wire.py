@@ -50,8 +50,8 @@ class ServiceFaultError(EasyScaleError):
 
 
 _KINDS: dict[int, type[EasyScaleError]] = {
-    400: UsageError, 401: TokenError, 403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 413: UsageError,
-    422: UsageError, 429: BusyError, 503: BusyError,
+    400: UsageError, 401: TokenError, 403: ForbiddenError, 404: NotFoundError, 408: BusyError, 409: ConflictError,
+    413: UsageError, 422: UsageError, 429: BusyError, 503: BusyError,
 }  # fmt: skip
 
 
@@ -146,7 +146,7 @@ class Wire:
                 continue
             if answer.is_success:
                 return answer
-            if last or not (answer.status_code in (429, 503) or (again and answer.status_code in (502, 504))):
+            if last or not (answer.status_code in (429, 503) or (again and answer.status_code in (408, 502, 504))):
                 raise self.refusal(answer)
             self.sleep(_pause(answer, attempt))
         raise AssertionError("the last attempt returns or raises")
