@@ -56,6 +56,7 @@ def scale(
 
         limits = min_workers is not None or max_workers is not None
         if split is not None or leave is not None or limits == (workers is not None):
+            there.client.close()
             raise _not_clear("a job of a service takes either --workers, or --min-workers and --max-workers.")
         scale_there(
             there, workers=workers, least=min_workers, most=max_workers, wait=wait, timeout=timeout,

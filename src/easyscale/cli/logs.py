@@ -42,7 +42,8 @@ def logs(
     if (remote := found_there(job, Where(server, service, local))) is not None:
         from easyscale.cli.service_logs import ServiceLogs
 
-        ServiceLogs(remote, worker=worker, run=run).show(tail=tail, follow=follow)
+        with remote.client:
+            ServiceLogs(remote, worker=worker, run=run).show(tail=tail, follow=follow)
         return
     folder = find_job(job, over=True)
     readers = _Readers(folder, worker)

@@ -156,11 +156,10 @@ def _not_one(url: str, wanted: str, matches: list[JobRow], *, over: bool) -> Eas
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A job of the service, and how to speak of it."""
+    """A job of the service. Who gets it closes the client."""
 
     client: ServiceClient
     id: str
-    row: JobRow
 
 
 def found_there(wanted: str | None, where: Where, *, over: bool = True) -> Found | None:
@@ -172,8 +171,12 @@ def found_there(wanted: str | None, where: Where, *, over: bool = True) -> Found
     if wanted is None:
         raise UsageError("No job is named.", "a service has many.", "name it; `easyscale queue --all` lists them.")
     client = the_service(where.server)
-    row = find_row(client, wanted, over=over)
-    return Found(client, row.id, row)
+    try:
+        row = find_row(client, wanted, over=over)
+    except BaseException:
+        client.close()
+        raise
+    return Found(client, row.id)
 
 
 def _is_local(wanted: str) -> bool:

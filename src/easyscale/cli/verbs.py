@@ -114,8 +114,20 @@ def scale_there(
     json_output: bool,
 ) -> None:  # fmt: skip
     """New limits of a job; within them the scheduler decides. `workers`: at most so many."""
-    from easyscale.cli.printing import print_json
+    with found.client:
+        job = _scaled(found, workers, least, most, timeout if wait else None)
+    if json_output:
+        from easyscale.cli.printing import print_json
 
+        print_json(job)
+    else:
+        devices = several(len(job.held), "device")
+        print(f"{job.id} may use {_limits(job)}; it is {job.state} on {devices} now.")
+
+
+def _scaled(
+    found: Found, workers: int | None, least: int | None, most: int | None, wait_seconds: float | None
+) -> JobView:
     job = found.client.job(found.id)
     if workers is not None:
         most, least = workers, workers if job.spec.min_workers > workers else None
@@ -125,13 +137,7 @@ def scale_there(
             f"ask for {job.ests} at most.",
         )  # fmt: skip
     job = found.client.scale(found.id, min_workers=least, max_workers=most)
-    if wait:
-        job = found.client.wait_until(found.id, _within, timeout, _WAIT_POLL)
-    if json_output:
-        print_json(job)
-    else:
-        devices = several(len(job.held), "device")
-        print(f"{job.id} may use {_limits(job)}; it is {job.state} on {devices} now.")
+    return job if wait_seconds is None else found.client.wait_until(found.id, _within, wait_seconds, _WAIT_POLL)
 
 
 def _limits(job: JobView) -> str:
@@ -146,19 +152,23 @@ def _within(job: JobView) -> bool:
 
 def stop_there(found: Found, *, now: bool, wait: bool, timeout: float) -> None:
     if now:
+        found.client.close()
         raise UsageError(
             f"{found.id} is not killed at once.", "--now is for jobs of `easyscale run`; the service ends its own.",
             f"`easyscale stop {found.id}` or `easyscale cancel {found.id}`.",
         )  # fmt: skip
-    view = found.client.cancel(found.id)
-    if wait:
-        view = found.client.wait(found.id, timeout, _WAIT_POLL)
+    with found.client:
+        view = found.client.cancel(found.id)
+        if wait:
+            view = found.client.wait(found.id, timeout, _WAIT_POLL)
     print(f"{view.id} is {view.state}.")
 
 
 def wait_there(found: Found, timeout: float | None) -> None:
     """Exits with the job's exit code."""
-    raise typer.Exit(told_end(found.client.wait(found.id, timeout)))
+    with found.client:
+        view = found.client.wait(found.id, timeout)
+    raise typer.Exit(told_end(view))
 
 
 def told_end(view: JobView) -> int:

@@ -100,7 +100,7 @@ def clean_url(text: str) -> str:
         host = text if text.count(":") > 1 and not text.startswith("[") else urlsplit(f"//{text}").hostname or ""
         text = f"{'http' if is_loopback(host) else 'https'}://{_bracketed(text)}"
     try:
-        parts = urlsplit(text)
+        parts = urlsplit("" if re.search(r"[^!-~]", text) else text)
         port = parts.port
     except ValueError:
         parts, port = urlsplit(""), None
