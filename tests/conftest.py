@@ -19,6 +19,9 @@ def _own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     folder.chmod(0o700)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
+        patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))  # nor a service that they use
+        for name in ("EASYSCALE_SERVER", "EASYSCALE_TOKEN", "EASYSCALE_CACERT", "EASYSCALE_STORE"):
+            patch.delenv(name, raising=False)
         yield
 
 

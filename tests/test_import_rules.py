@@ -30,10 +30,10 @@ from easyscale.cli.main import main
 try:
     main()
 finally:
-    heavy = {"torch", "numpy", "matplotlib", "sklearn", "rich"} & set(sys.modules)
+    heavy = {"torch", "numpy", "matplotlib", "sklearn", "rich", "fastapi", "httpx", "pydantic", "sqlalchemy", "yaml"} & set(sys.modules)
     print("loaded:", sorted(heavy), file=sys.stderr)
 """
-    for args in (("--help",), ("run", "--help")):
+    for args in (("--help",), ("run", "--help"), ("submit", "--help")):
         before = children_seconds()
         done = subprocess.run((sys.executable, "-c", code, *args), capture_output=True, text=True, check=False)
         seconds = children_seconds() - before

@@ -15,13 +15,15 @@ if TYPE_CHECKING:
 
 
 def complete_job(incomplete: str) -> list[str]:
-    """For the shell: ids that begin so. Reads the registry only; an unsafe or missing one completes nothing."""
+    """For the shell: ids that begin so, of this machine and of the service; an unsafe registry completes nothing."""
+    from easyscale.cli.remote import complete_remote
     from easyscale.master.registry import list_jobs
 
     try:
-        return [folder.id for folder in list_jobs() if folder.id.startswith(incomplete)]
+        here = [folder.id for folder in list_jobs() if folder.id.startswith(incomplete)]
     except (EasyScaleError, OSError):
-        return []
+        here = []
+    return here + complete_remote(incomplete)
 
 
 JobArgument = Annotated[

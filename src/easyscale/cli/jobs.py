@@ -13,6 +13,7 @@ import typer
 
 from easyscale.cli.errors import show
 from easyscale.cli.finding import JobArgument, client_of, find_job
+from easyscale.cli.remote import Local, Server, Service, Where, found_there
 from easyscale.core.errors import EasyScaleError, UsageError
 from easyscale.core.plan import Plan, parse_split
 
@@ -34,17 +35,49 @@ def scale(
     leave: Annotated[
         int | None, typer.Option(metavar="WORKER", min=0, help="This worker hands its ESTs over and leaves.")
     ] = None,
+    min_workers: Annotated[
+        int | None, typer.Option(min=1, help="A job of a service: waits rather than run on fewer.")
+    ] = None,
+    max_workers: Annotated[int | None, typer.Option(min=1, help="A job of a service: gets no more.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the new plan is in force.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds that --wait waits.")] = SWITCH_SECONDS,
     json_output: Annotated[bool, typer.Option("--json", help="Print the job's status as JSON.")] = False,
+    local: Local = False,
+    service: Service = False,
+    server: Server = None,
 ) -> None:
-    """Change the plan of a running job. It trains on while new workers start, and the bits stay the same."""
+    """Change the plan of a running job. It trains on while new workers start, and the bits stay the same.
+
+    Of a job of a service, change how many workers it may have; the scheduler decides within that.
+    """
+    there = found_there(job, Where(server, service, local), over=False)
+    if there is not None:
+        from easyscale.cli.verbs import scale_there
+
+        limits = min_workers is not None or max_workers is not None
+        if split is not None or leave is not None or limits == (workers is not None):
+            there.client.close()
+            raise _not_clear("a job of a service takes either --workers, or --min-workers and --max-workers.")
+        scale_there(
+            there, workers=workers, least=min_workers, most=max_workers, wait=wait, timeout=timeout,
+            json_output=json_output,
+        )  # fmt: skip
+        return
+    if min_workers is not None or max_workers is not None:
+        raise _not_clear("--min-workers and --max-workers are for jobs of a service.")
+    _scale_local(job, workers, split, leave, wait=wait, timeout=timeout, json_output=json_output)
+
+
+def _not_clear(why: str) -> UsageError:
+    return UsageError("The new plan is not clear.", why, "such as `easyscale scale JOB --workers 3`.")
+
+
+def _scale_local(
+    job: str | None, workers: int | None, split: str | None, leave: int | None, *, wait: bool, timeout: float,
+    json_output: bool,
+) -> None:  # fmt: skip
     if sum(wish is not None for wish in (workers, split, leave)) != 1:
-        raise UsageError(
-            "The new plan is not clear.",
-            "exactly one of --workers, --split and --leave says what is wanted.",
-            "such as `easyscale scale JOB --workers 3`.",
-        )
+        raise _not_clear("exactly one of --workers, --split and --leave says what is wanted.")
     folder = find_job(job)
     record = folder.record()
     cut: tuple[int, ...] | None = None
@@ -107,8 +140,16 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="Kill the workers at once; no checkpoint.")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Return when the job has ended.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="Seconds that --wait waits.")] = SWITCH_SECONDS,
+    local: Local = False,
+    service: Service = False,
+    server: Server = None,
 ) -> None:
     """End a job after its global step, with a checkpoint if it has a folder for them."""
+    if (there := found_there(job, Where(server, service, local), over=False)) is not None:
+        from easyscale.cli.verbs import stop_there
+
+        stop_there(there, now=now, wait=wait, timeout=timeout)
+        return
     folder = find_job(job)
     if now and folder.state() == "masterless":
         print(_kill_workers(folder))
@@ -130,8 +171,15 @@ def wait(
     job: JobArgument = None,
     *,
     timeout: Annotated[float | None, typer.Option(min=0, help="Give up after so many seconds.")] = None,
+    local: Local = False,
+    service: Service = False,
+    server: Server = None,
 ) -> None:
     """Wait for the end of a job, and exit with its exit code."""
+    if (there := found_there(job, Where(server, service, local))) is not None:
+        from easyscale.cli.verbs import wait_there
+
+        wait_there(there, timeout)
     folder = find_job(job, over=True)
     result = wait_for_end(folder, timeout)
     if result is None:

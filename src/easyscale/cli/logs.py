@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO
 import typer
 
 from easyscale.cli.finding import JobArgument, find_job
+from easyscale.cli.remote import Local, Server, Service, Where, found_there
 from easyscale.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +31,20 @@ def logs(
     tail: Annotated[
         int | None, typer.Option(min=0, help="Only the last so many lines of each stream of each worker.")
     ] = None,
+    run: Annotated[
+        int | None, typer.Option(min=1, help="A job of a service: its so many-th start. Default: the last.")
+    ] = None,
+    local: Local = False,
+    service: Service = False,
+    server: Server = None,
 ) -> None:
     """Show what the workers of a job printed. Lines keep their stream, stdout or stderr."""
+    if (remote := found_there(job, Where(server, service, local))) is not None:
+        from easyscale.cli.service_logs import ServiceLogs
+
+        with remote.client:
+            ServiceLogs(remote, worker=worker, run=run).show(tail=tail, follow=follow)
+        return
     folder = find_job(job, over=True)
     readers = _Readers(folder, worker)
     if worker is not None and not readers.any() and not follow:

@@ -7,16 +7,23 @@ from typing import Annotated
 
 import typer
 
+from easyscale.cli import people
 from easyscale.cli.demo import demo
+from easyscale.cli.devices import app as devices
+from easyscale.cli.devices import whatif
 from easyscale.cli.errors import show
 from easyscale.cli.export import export
 from easyscale.cli.jobs import checkpoint, scale, stop, wait
+from easyscale.cli.login import login, logout, whoami
 from easyscale.cli.logs import logs
 from easyscale.cli.ps import ps, top
+from easyscale.cli.queue import cancel, describe, events, pause, queue, resume
 from easyscale.cli.run import attach, run
 from easyscale.cli.simulate import simulate
 from easyscale.cli.store import app as store
+from easyscale.cli.submit import submit
 from easyscale.cli.trace import app as trace
+from easyscale.cli.up import down, up
 from easyscale.cli.verify import verify
 from easyscale.core.errors import EasyScaleError
 
@@ -60,6 +67,11 @@ app.command(
 app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")(verify)
 for command in (ps, top, scale, checkpoint, logs, stop, wait, attach):
     app.command()(command)
+for verb in (up, down, submit, queue, describe, pause, resume, cancel, events, whatif, login, logout, whoami):
+    app.command()(verb)
+for group in (devices, people.team, people.user, people.token):
+    app.add_typer(group)
+app.command()(people.audit)
 app.command()(demo)
 app.command()(export)
 app.add_typer(trace)

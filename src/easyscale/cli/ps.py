@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from easyscale.cli.finding import client_of
+from easyscale.cli.remote import Local, Server, Service, Where
 from easyscale.core.errors import EasyScaleError
 
 if TYPE_CHECKING:
@@ -99,8 +100,23 @@ def ps(
         float | None, typer.Option(min=0, help="Seconds for which jobs that ended and were shown stay. Default: a day.")
     ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    local: Local = False,
+    service: Service = False,
+    server: Server = None,
 ) -> None:
-    """List the jobs of this user on this machine. Jobs that ended or died are shown once, then with --all."""
+    """List the jobs of this user on this machine. Jobs that ended or died are shown once, then with --all.
+
+    Where a service is known (`easyscale up`, `easyscale login`), its jobs follow, if it answers within a second.
+    """
+    from easyscale.cli.verbs import show_service_jobs
+
+    where = Where(server, service, local)
+    if not where.remote:
+        _ps_local(every=every, clean=clean, keep=keep, json_output=json_output)
+    show_service_jobs(where, every=every, json_output=json_output)
+
+
+def _ps_local(*, every: bool, clean: bool, keep: float | None, json_output: bool) -> None:
     from easyscale.master import registry
 
     registry.tidy(registry.Keep() if keep is None else registry.Keep(seconds=keep))
@@ -127,19 +143,29 @@ def top(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the table once and leave.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON once and leave.")] = False,
+    local: Local = False,
+    service: Service = False,
+    server: Server = None,
 ) -> None:
     """Watch the jobs that run, as a table that is drawn anew every second. Ctrl-C leaves."""
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.live import Live
 
+    from easyscale.cli.verbs import service_table, show_service_jobs
     from easyscale.master.registry import list_jobs
+
+    where = Where(server, service, local)
 
     def living() -> list[Entry]:
         return [entry for entry in look(list_jobs()) if entry.state in ("running", "masterless")]
 
-    def table() -> Table:
-        return _table(living())
+    def table() -> Group:
+        theirs = service_table(where)
+        return Group(*([] if where.remote else [_table(living())]), *([] if theirs is None else [theirs]))
 
+    if json_output and where.remote:
+        show_service_jobs(where, every=False, json_output=True)
+        return
     if json_output:
         print(json.dumps([entry.plain() for entry in living()]))
         return
