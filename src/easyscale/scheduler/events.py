@@ -108,7 +108,7 @@ class Allocated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSet:
-    """The devices that a tenant is entitled to; None: no limit. `borrow`: it may hold more while others leave theirs."""
+    """The devices that a tenant is entitled to; None: no limit. `borrow`: it may hold more while others do not."""
 
     time: float
     tenant: str

@@ -45,7 +45,7 @@ class LocalFleet:
         self._runtime = data / "runs"
         for folder in (self._runtime, self._runtime / "easyscale", self._jobs, data / "jobs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._children: list[subprocess.Popen[bytes]] = []
+        self._children: dict[str, subprocess.Popen[bytes]] = {}  # by folder: the masters that this process started
 
     @property
     def _jobs(self) -> Path:
@@ -70,7 +70,7 @@ class LocalFleet:
             )  # fmt: skip
         elif not _without_master(JobFolder(path)):
             return
-        self._spawn(command, launch.workdir, self._surroundings(launch.spec.env, own), path / "logs" / "master.log")
+        self._spawn(path, command, launch.workdir, self._surroundings(launch.spec.env, own))
 
     def place(self, job: str, run: int, slots: Sequence[Slot]) -> None:
         self._client(job, run).scale(slots=tuple(slots))
@@ -85,18 +85,17 @@ class LocalFleet:
         if record is None:
             raise EasyScaleError(f"The run {path.name} has no record.", "its folder is damaged.", "cancel the job.")
         own = self.folder(job, 0)
-        self._spawn(command, Path(record.cwd), self._surroundings({}, own), path / "logs" / "master.log")
+        self._spawn(path, command, Path(record.cwd), self._surroundings({}, own))
 
     def close(self) -> None:
         """The masters go on. Those that ended are collected, the others become the init process's."""
-        for child in self._children:
-            child.poll()
-            child.returncode = child.returncode if child.returncode is not None else 0
+        for child in self._children.values():
+            if child.poll() is None:
+                child.returncode = 0  # nobody waits for it here any more
 
     # ------------------------------------------------------------------------------------ looking
 
     def look(self, job: str, run: int, events: int = 50) -> Sight:
-        self._collect()
         path = self.folder(job, run)
         if not path.exists():
             return Sight(state="absent")
@@ -104,6 +103,9 @@ class LocalFleet:
         result = folder.result()
         if result is not None:
             return _over(result)
+        child = self._children.get(path.name)
+        if folder.master() is None and child is not None and child.poll() is not None:
+            return Sight(state="gone", error=_last_words(path) or f"Its master ended with code {child.returncode}.")
         if _without_master(folder):
             return Sight(state="absent")
         state = folder.state()
@@ -155,16 +157,14 @@ class LocalFleet:
         }  # fmt: skip
         return {**kept, **wanted, "TMPDIR": str(own / "tmp"), "XDG_RUNTIME_DIR": str(self._runtime)}
 
-    def _spawn(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str], log: Path) -> None:
-        with log.open("ab") as out:
+    def _spawn(self, folder: Path, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        with (folder / "logs" / "master.log").open("ab") as out:
             child = subprocess.Popen(
                 command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        self._children.append(child)
-
-    def _collect(self) -> None:
-        self._children = [child for child in list(self._children) if child.poll() is None]
+        self._children = {name: one for name, one in list(self._children.items()) if one.poll() is None}
+        self._children[folder.name] = child
 
 
 def _over(result: JobResult) -> Sight:

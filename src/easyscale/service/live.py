@@ -36,6 +36,7 @@ TICK = 0.25  # seconds between two rounds, if nothing wakes the loop
 DRAIN_SECONDS = 60.0  # for a job to leave a device that is drained
 STUCK = 15.0  # seconds without a round after which the service is not ready
 AFTER_A_BROKEN_RULE = 5.0
+KEEP_SECONDS = 10.0
 
 
 class Live(Reading):
@@ -51,7 +52,9 @@ class Live(Reading):
         version: str = "",
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
+        """`keep`: called now and then, to hold the right to be the one service of this log."""
         self.policy, self.backend, self.started = policy, fleet.name, clock()
         self.metrics = metrics or Metrics()
         self.book = Chronicle(log, policy, clock)
@@ -65,6 +68,7 @@ class Live(Reading):
         self._rounded = time.monotonic()
         self._trouble: str | None = None
         self._not_before = 0.0
+        self._keep, self._kept = keep, time.monotonic()
 
     # ------------------------------------------------------------------------------------ life
 
@@ -131,6 +135,9 @@ class Live(Reading):
     def round(self) -> None:
         """See, decide, carry out."""
         book = self.book
+        if time.monotonic() - self._kept > KEEP_SECONDS:
+            self._keep()
+            self._kept = time.monotonic()
         with book.lock:
             news: list[News] = []
             for job, sight in self._carrier.look(book.state):

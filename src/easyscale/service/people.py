@@ -220,7 +220,7 @@ class People:
 
     # ------------------------------------------------------------------------------------------ audit
 
-    def audit(self, user: str, action: str, target: str, *, ok: bool, address: str, detail: str = "") -> None:
+    def audit(self, user: str, action: str, target: str, ok: bool, address: str, detail: str = "") -> None:
         """Write down who tried what. Durable when it returns; never removed."""
         words = {"user": user, "action": action, "target": target, "address": address, "detail": detail}
         row = {name: _text(word) for name, word in words.items()}

@@ -10,13 +10,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-import easyscale
 from easyscale.service.http.parts import API, Parts, problems
 from easyscale.service.http.problems import answer
 from easyscale.service.http.reference import CSS, EMPTY, page
 from easyscale.service.http.rights import Anyone
 from easyscale.service.metrics import TYPE
 from easyscale.service.models import Info, Problem, You
+from easyscale.service.version import installed
 
 SUFFIXES = frozenset({".html", ".css", ".js", ".svg", ".png", ".ico", ".json", ".woff2", ".txt", ".webmanifest"})
 TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -52,7 +52,7 @@ def _add_health(app: FastAPI, parts: Parts) -> None:
     @app.get(f"{API}/info", responses=problems(), tags=["service"])
     def info(who: Anyone) -> Info:
         return Info(
-            version=easyscale.__version__,
+            version=installed(),
             started=desk.started,
             policy=desk.policy,
             backend=desk.backend,
