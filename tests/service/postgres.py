@@ -1,7 +1,7 @@
 """A PostgreSQL server of Debian's, of the tests' own: on a unix socket in a temporary folder, with passwords.
 
-`with Server() as server, server.database() as url`, or the fixture `postgres`, which a conftest imports. As root the server runs as another user, since PostgreSQL
-refuses to run as root.
+`with Server() as server, server.database() as url`, or the fixture `postgres`, which a conftest imports. As root the
+server runs as another user, since PostgreSQL refuses to run as root.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Server:
         name = self._free.pop() if self._free else self._new()
         yield self.url(name)
         with psycopg.connect(self.url(name, scheme="postgresql"), autocommit=True) as connection:
-            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
-            connection.execute(others, (name,))
+            others = "FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()"
+            connection.execute(f"SELECT pg_terminate_backend(pid) {others}", (name,))
             connection.execute("SET client_min_messages = warning")
             connection.execute("DROP SCHEMA public CASCADE")
             connection.execute("CREATE SCHEMA public")

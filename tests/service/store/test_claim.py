@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,8 +54,6 @@ def test_a_second_service_is_refused_until_the_first_is_killed(where: str | Path
 
 def claim_soon(store: Store) -> None:
     """PostgreSQL needs a moment to see that a client is gone."""
-    import time
-
     for _ in range(200):
         try:
             return store.claim()

@@ -72,10 +72,14 @@ def restore(file: Path, data_dir: Path, *, trust: bool = False) -> Path:
 def check_file(file: Path, *, immutable: bool = False) -> list[str]:
     """What SQLite finds wrong in it; nothing if all is well. `immutable`: nobody else has it open."""
     with explained(Place(str(file), file)), closing(_look_into(file, immutable=immutable)) as database:
-        found = [str(row[0]) for row in database.execute("PRAGMA integrity_check(10)")]
-        found = [line for line in found if line != "ok"]
-        return found + [f"{table}: row {row} names a missing {parent}" for table, row, parent, _ in
-                        database.execute("PRAGMA foreign_key_check")]  # fmt: skip
+        try:
+            found = [str(line) for (line,) in database.execute("PRAGMA integrity_check(10)") if line != "ok"]
+            orphans = database.execute("PRAGMA foreign_key_check").fetchall()
+        except sqlite3.DatabaseError as problem:
+            if problem.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+                raise
+            return [str(problem)]  # so damaged that not even the check gets through
+    return found + [f"{table}: row {row} names a missing one of {parent}" for table, row, parent, _ in orphans]
 
 
 # ---------------------------------------------------------------------------------------------------- inside
