@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from easyscale.backends import leash
+from easyscale.backends import bounds, leash
 from easyscale.backends.apart import ApartWorker, attach, start_apart
 from easyscale.core.spec import WORKER_VARIABLE, Target, WorkerSpec
 
@@ -42,7 +42,7 @@ class LocalLauncher:
     def start(self, spec: WorkerSpec, target: Target) -> LocalWorker:
         """Start one worker; its spec gets the number of the pipe on which it reports."""
         events, reports = os.pipe()
-        command = (*self._command, *target.command())
+        command = bounded(spec, (*self._command, *target.command()))
         try:
             process = subprocess.Popen(
                 (sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command),
@@ -63,7 +63,7 @@ class LocalLauncher:
     def start_apart(self, spec: WorkerSpec, target: Target, out: Path, err: Path) -> ApartWorker:
         """Start one worker that outlives this process and writes to two files."""
         environment = self._surround(self._environment, replace(spec, events_fd=None))
-        return start_apart((*self._command, *target.command()), environment, out, err)
+        return start_apart(bounded(spec, (*self._command, *target.command())), environment, out, err)
 
     def attach(self, pid: int, started: str) -> ApartWorker | None:
         """A worker that an earlier master started; None: it has ended."""
@@ -155,6 +155,16 @@ def worker_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def bounded(spec: WorkerSpec, command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, behind the limits that the operating system is to hold it to."""
+    limits = spec.bounds
+    if limits is None:
+        return command
+    memory = None if spec.slot is not None and spec.slot.uuid is not None else limits.memory
+    given = ("-" if most is None else str(most) for most in (memory, limits.files, limits.processes))
+    return (sys.executable, "-I", "-S", bounds.__file__, *given, *command)
 
 
 def placed(spec: WorkerSpec) -> tuple[WorkerSpec, dict[str, str]]:

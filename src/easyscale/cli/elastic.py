@@ -40,6 +40,8 @@ class Elastic:
     detach: bool = False
     internal: str | None = None
     rebalance: bool = False
+    log_limit: float | None = None  # megabytes
+    process_limit: int | None = None
 
     def limits(self, ests: int) -> Limits:
         from easyscale.master.limits import Limits
@@ -47,6 +49,7 @@ class Elastic:
         return Limits(
             heartbeat=self.heartbeat, start=self.start_limit, grace=self.grace, orphan=self.orphan,
             max_restarts=self.max_restarts, listen=self.listen, rebalance=self.rebalance,
+            log_bytes=None if self.log_limit is None else int(self.log_limit * 1e6), processes=self.process_limit,
             workers=parse_workers(self.workers, ests) if self.workers and ":" in self.workers else None,
         )  # fmt: skip
 
@@ -58,9 +61,16 @@ def check_elastic(flags: Elastic, engine: Engine) -> None:
             raise UsageError(
                 f"--{flag} {seconds:g} is not a time.", "it is a number of seconds above 0.", "pass one, such as 30."
             )
+    if flags.log_limit is not None and not 0.01 <= flags.log_limit < float("inf"):
+        raise UsageError(
+            f"--log-limit {flags.log_limit:g} is not the size of a log.",
+            "it is a number of megabytes, at least 0.01.",
+            "pass one, such as 100.",
+        )
     if engine == "ddp":
         for flag, given in (
             ("detach", flags.detach), ("restart-master", flags.restart_master), ("max-restarts", flags.max_restarts),
+            ("log-limit", flags.log_limit), ("process-limit", flags.process_limit),
         ):  # fmt: skip
             if given:
                 raise UsageError(

@@ -54,6 +54,16 @@ Grace = Annotated[float, typer.Option(help="Seconds that a worker has to hand ov
 Orphan = Annotated[float, typer.Option(help="Seconds without a master after which workers leave by themselves.")]
 MaxRestarts = Annotated[int, typer.Option(min=0, help="Starts from the last checkpoint after a failure.")]
 RestartMaster = Annotated[bool, typer.Option("--restart-master", help="Start the master again if it dies.")]
+LogLimit = Annotated[
+    float | None, typer.Option(metavar="MB", help="Of each log of a worker; the oldest part of a longer one goes.")
+]
+ProcessLimit = Annotated[
+    int | None, typer.Option(min=1, help="Processes of all workers together; a job with more is ended.")
+]
+MemoryLimit = Annotated[
+    float | None, typer.Option(metavar="GB", help="Address space of a worker process without a GPU.")
+]
+FileLimit = Annotated[int | None, typer.Option(min=16, help="Files that a worker process may have open.")]
 Listen = Annotated[str, typer.Option(metavar="HOST", help="The address on which the master listens.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background; print the job's id.")]
 

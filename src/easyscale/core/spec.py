@@ -55,6 +55,15 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the operating system lets a worker, and each process that it starts, have. None: as much as there is."""
+
+    memory: int | None = None  # bytes of address space; not with a GPU, for which CUDA maps far more than it uses
+    files: int | None = None  # open at once
+    processes: int | None = None  # of its user, threads included; not where that is root
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """One worker's place in the job. Defaults are those of a script that runs without the launcher."""
 
@@ -90,6 +99,8 @@ class WorkerSpec:
     fingerprint_every: int | None = None
     # What to note down for a comparison with another run; None: nothing.
     observation: Observation | None = None
+    # Limits of the operating system, which the launcher sets; None: none of ours.
+    bounds: Bounds | None = None
     # An inherited pipe for messages to the launcher (JSON, one a line).
     events_fd: int | None = None
     # How to reach the job's master; None: a fixed plan, and no master to talk to.
@@ -117,6 +128,8 @@ class WorkerSpec:
                 raw["observation"] = Observation.from_plain(raw["observation"])
             if raw.get("control") is not None:
                 raw["control"] = Control(**raw["control"])
+            if raw.get("bounds") is not None:
+                raw["bounds"] = Bounds(**raw["bounds"])
             if raw.get("slot") is not None:
                 raw["slot"] = slot_of_plain(raw["slot"])
             return cls(**{key: value for key, value in raw.items() if key in known})

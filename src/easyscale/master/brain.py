@@ -16,7 +16,7 @@ from easyscale.core.requests import Accepted, Refused
 from easyscale.master import deadlines, endings, losses, wishes
 from easyscale.master.balancing import Balance
 from easyscale.master.decisions import Answer, Decision, Kill
-from easyscale.master.inputs import Begun, Ended, Input, NotStarted, Overdue, Said, Save, Scale, Started, Stop
+from easyscale.master.inputs import Begun, Ended, Input, NotStarted, Overdue, Said, Save, Scale, Started, Stop, TooMany
 from easyscale.master.sentences import died, headline, how_ended
 from easyscale.master.situation import Hand, Situation, Terms, Wanted
 
@@ -62,6 +62,8 @@ class Brain:
                 endings.stop(s, given.number, now=given.now)
             case Save():
                 self._save()
+            case TooMany():
+                endings.too_many(s, given.processes)
             case Overdue():
                 self._overdue(given)
         losses.settle(s)

@@ -29,10 +29,12 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """End a process. Not `hard`: SIGTERM, for scripts that never spoke to us."""
+    """End a process. Not `hard`: SIGTERM, for scripts that never spoke to us. `tree`: with all that it has started,
+    also what has left its group."""
 
     worker: int
     hard: bool = True
+    tree: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

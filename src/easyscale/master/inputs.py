@@ -81,6 +81,14 @@ class Save:
     kind: Literal["save"] = "save"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TooMany:
+    """The workers and what they have started are more processes than the job may have."""
+
+    processes: int
+    kind: Literal["too-many"] = "too-many"
+
+
 What = Literal["silent", "late", "status", "join", "blame", "kill", "gone"]
 
 
@@ -93,9 +101,9 @@ class Overdue:
     kind: Literal["overdue"] = "overdue"
 
 
-Fact = Begun | Started | NotStarted | Ended | Scale | Stop | Save | Overdue
+Fact = Begun | Started | NotStarted | Ended | Scale | Stop | Save | TooMany | Overdue
 Input = Said | Fact
 FACTS: dict[str, type[Any]] = {
     "begun": Begun, "started": Started, "not-started": NotStarted, "ended": Ended, "scale": Scale, "stop": Stop,
-    "save": Save, "overdue": Overdue,
+    "save": Save, "too-many": TooMany, "overdue": Overdue,
 }  # fmt: skip

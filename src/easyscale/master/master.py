@@ -112,7 +112,9 @@ class Master:
         self._logged = 0  # steps before this one are in the metrics folder
         self._looked = time.monotonic()
         self._fold(past or [])
-        self._crew = Crewroom(folder, launcher, self._selector, self._inputs.append, self._last_words)
+        self._crew = Crewroom(
+            folder, launcher, self._selector, self._inputs.append, self._last_words, heading.limits
+        )  # fmt: skip
         former = folder.master() if self._again else None
         self._channel = Channel(
             self._selector, record.token, self, heading.limits.listen, former.port if former is not None else 0
@@ -235,7 +237,7 @@ class Master:
             case Send():
                 self._channel.send(decision.worker, decision.body)
             case Kill():
-                self._crew.kill(decision.worker, hard=decision.hard)
+                self._crew.kill(decision.worker, hard=decision.hard, tree=decision.tree)
             case Answer():
                 self._reply = decision.reply
             case End():

@@ -146,6 +146,7 @@ class Ending:
     step: int | None = None
     killed: bool = False
     asked: bool = True  # from outside: the next time means at once
+    final: bool = False  # the job does not start again, whatever it allows
 
 
 @dataclass
