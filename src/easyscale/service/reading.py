@@ -151,8 +151,18 @@ class Reading:
     # ------------------------------------------------------------------------------------ what happened
 
     def records(self, after: int, limit: int, job: str | None = None, newest: bool = False) -> RecordPage:
-        found = list(self.book.log.records(after, min(limit, MOST_RECORDS), job, newest))
-        return RecordPage(records=[view(record) for record in found], last=self.book.state.seq)
+        log, last = self.book.log, self.book.state.seq
+        if newest:
+            found = [record for record in log.records(0, 4 * limit, job, True) if _tells(record)][-limit:]
+            return RecordPage(records=[view(record) for record in found], last=last)
+        found = []
+        while len(found) < limit:
+            page = list(log.records(after, MOST_RECORDS, job))
+            found += [record for record in page if _tells(record)]
+            if len(page) < MOST_RECORDS:
+                break
+            after = page[-1].seq
+        return RecordPage(records=[view(record) for record in found[:limit]], last=last)
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         return self.book.subscribe(wake)
@@ -284,6 +294,11 @@ def _types(devices: Sequence[DeviceView]) -> list[TypeView]:
             drained=words.count("drained") + words.count("draining"), away=words.count("away"),
         ))  # fmt: skip
     return found
+
+
+def _tells(record: Record) -> bool:
+    """A decision that changed nothing is written down for the replay alone."""
+    return record.kind != "decided" or bool(record.body["changes"])
 
 
 def view(record: Record) -> RecordView:
