@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from easyscale.core.cluster import DeviceKind, Devices, key, minus, plus, total
+from easyscale.core.cluster import DeviceKind, Devices, minus, plus, same, total
 from easyscale.scheduler.events import (
     Allocated,
     DevicesAdded,
@@ -103,7 +103,7 @@ def _hold(cluster: Cluster, job: Job, devices: Devices) -> None:
 
 
 def _allocate(cluster: Cluster, job: Job, event: Allocated) -> None:
-    if key(event.devices) == key(job.devices) and event.batch == job.batch:
+    if same(event.devices, job.devices) and event.batch == job.batch:
         return
     first_of_this_moment = event.time > job.since or not job.switches
     _settle(job, event.time)

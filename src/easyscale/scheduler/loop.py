@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
-from easyscale.core.cluster import Devices, key
+from easyscale.core.cluster import Devices, same
 from easyscale.scheduler.events import Allocated, Event, JobProgressed
 from easyscale.scheduler.fold import apply
 from easyscale.scheduler.policy import Alarmed, Batching, Delta, Policy
@@ -50,8 +50,10 @@ class Scheduler:
         if self.cluster.called:
             return now
         if self.policy.interval <= 0.0:
+            if self._due:
+                return now
             look = self._alarm.next_look(self.cluster) if self._alarm is not None else None
-            return now if self._due else None if look is None else max(now, look)
+            return None if look is None else max(now, look)
         if not self.cluster.jobs:
             return None
         if self._last is None:
@@ -81,7 +83,7 @@ class Scheduler:
     def _change(self, name: str, devices: Devices) -> Change | None:
         job = self.cluster.jobs[name]
         batch = self._batching.batch(self.cluster, job, devices) if self._batching is not None and devices else 1.0
-        if key(job.devices) == key(devices) and (batch == job.batch or not devices):
+        if same(job.devices, devices) and (batch == job.batch or not devices):
             return None
         return Change(job=name, before=dict(job.devices), devices=dict(devices), batch=batch)
 

@@ -48,7 +48,7 @@ class EasyScale:
         self._last = 0.0
         self._idle: Devices = {}  # what nobody could use after the last decision
         # as of the last look at all:
-        self._overdue: dict[str, None] = {}  # who is beyond the floor
+        self._overdue: dict[str, int] = {}  # who is beyond the floor, and whose turn is first
         self._horizon: float | None = None
         self._capacity: dict[str, int] = {}
 
@@ -150,7 +150,7 @@ class EasyScale:
             return {}
         return dict.fromkeys(claim.given, shares.holds(claim))
 
-    def _find_overdue(self, cluster: Cluster, claims: list[Claim]) -> dict[str, None]:
+    def _find_overdue(self, cluster: Cluster, claims: list[Claim]) -> dict[str, int]:
         """Whoever is beyond the floor, as far as the lane goes: always the oldest, so that each has its turn."""
         highest = max(cluster.priorities, default=0)  # priority goes before fairness
         rhos = [
@@ -160,9 +160,9 @@ class EasyScale:
         ]
         beyond = [pair for pair in rhos if pair[0] > self._floor]
         beyond = beyond[:1] + sorted(beyond[1:], key=lambda pair: -pair[0])
-        lane, found = self._lane * total(cluster.capacity), dict[str, None]()
+        lane, found = self._lane * total(cluster.capacity), dict[str, int]()
         for _, job in beyond:
             if job.needs.least <= lane or not found:
                 lane -= job.needs.least
-                found[job.id] = None
+                found[job.id] = len(found)
         return found
