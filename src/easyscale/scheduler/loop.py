@@ -18,6 +18,8 @@ from easyscale.scheduler.policy import Alarmed, Batching, Delta, Policy
 from easyscale.scheduler.rules import check, check_delta
 from easyscale.scheduler.state import Cluster
 
+QUIET = (JobProgressed, Allocated)  # no reason to decide: the one changes little, the other is our own doing
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
@@ -42,7 +44,7 @@ class Scheduler:
 
     def take(self, event: Event) -> None:
         apply(self.cluster, event)
-        if not isinstance(event, JobProgressed | Allocated):  # the one changes little, the other is our own doing
+        if not isinstance(event, QUIET):
             self._due = True
 
     def next_decision(self, now: float) -> float | None:

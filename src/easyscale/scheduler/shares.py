@@ -130,12 +130,14 @@ class Shares:
                 heap.append((-claim.job.needs.priority, -step[0], turn, step))
         heapify(heap)
         free = sum(count for count in self.left.values() if count > 0)
-        while heap and free > 0:
+        while heap and free > 0:  # the claim with the best step takes it, and says its next one
             lower, _, turn, (_, kind, count, worth) = heap[0]
             claim = claims[turn]
             if self._room(claim, kind) >= count:
                 self._give(claim, kind, count, worth)
                 free -= count
+                if free <= 0:
+                    break
             if (step := self._step(claim)) is not None:
                 heapreplace(heap, (lower, -step[0], turn, step))
             else:

@@ -99,27 +99,29 @@ class EasyScale:
         for kind, count in wanted.items():
             more = min(count, cluster.capacity.get(kind, 0)) - free.get(kind, 0)
             if more > 0:
-                for place, name in enumerate(self._holders.some(kind, cluster.jobs)):
-                    if more <= 0 or place >= self._look:
-                        break
+                for place, name in enumerate(self._holders.some(kind, cluster.jobs), 1):
                     names[name] = None
                     more -= cluster.jobs[name].devices.get(kind, 0)
+                    if more <= 0 or place >= self._look:
+                        break
 
     def _add_hungry(self, cluster: Cluster, names: dict[str, None], free: Devices, look: int) -> None:
         """Who would use what is free, if that is more than what nobody could use last time."""
         for kind, count in free.items():
-            left = count if count > self._idle.get(kind, 0) else 0
-            for place, name in enumerate(self._hungry.some(kind, cluster.jobs) if left else ()):
-                if left <= 0 or place >= look:
-                    break
+            if count <= self._idle.get(kind, 0):
+                continue
+            left = count
+            for place, name in enumerate(self._hungry.some(kind, cluster.jobs), 1):
                 job = cluster.jobs[name]
                 left -= job.most - total(job.devices)
                 names[name] = None
+                if left <= 0 or place >= look:
+                    break
 
     # ------------------------------------------------------------------------------------ a look at all
 
     def _all(self, cluster: Cluster) -> Delta:
-        self._standings.forget_all_but(cluster)
+        self._standings.forget_some(cluster)
         self._contention.forget_all_but(cluster.jobs)
         self._horizon = None
         shares = self._shares(cluster, cluster.jobs.values())
