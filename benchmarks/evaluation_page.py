@@ -296,7 +296,7 @@ def claims() -> str:
             "given back too late": over("violations"), "JCT, s": over("jct"),
         }  # fmt: skip
         parts += [words.CLAIM_SERVING.format(alone=f"{service_alone():.1%}"), commands(claim), of_claim(claim, figures)]
-    return "\n".join(filter(None, parts))
+    return "\n".join(parts)
 
 
 def own_live(claim: Row, name: str) -> Callable[[Sequence[Row]], str]:
@@ -357,7 +357,7 @@ def page() -> str:
     if text := seeds_table():
         parts += ["### Seeds\n", words.SEEDS, text]
     parts += ["## The claims of the sources\n", claims()]
-    return "\n".join(part.strip("\n") + "\n" for part in parts)
+    return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
 
 def pictures() -> dict[str, str]:
