@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from easyscale.core.errors import UsageError
@@ -31,17 +31,15 @@ class Needs:
     priority: int = 0  # higher goes first
     tenant: str = ""
     batch: tuple[float, float] | None = None
+    # by the above; each decision asks for them many times
+    most: int = field(init=False, repr=False, compare=False)
+    least: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        most = min(self.ests, self.max_workers or self.ests) if self.gang is None else self.gang
+        object.__setattr__(self, "most", most)
+        object.__setattr__(self, "least", self.min_workers if self.gang is None else self.gang)
         assert 1 <= self.min_workers <= self.most, self
-
-    @property
-    def most(self) -> int:
-        return min(self.ests, self.max_workers or self.ests) if self.gang is None else self.gang
-
-    @property
-    def least(self) -> int:
-        return self.min_workers if self.gang is None else self.gang
 
     def allows(self, kind: str) -> bool:
         return self.types is None or kind in self.types
@@ -94,6 +92,13 @@ def total(devices: Devices) -> int:
 def key(devices: Devices) -> tuple[tuple[str, int], ...]:
     """The same for the same devices, however they were written down."""
     return tuple(sorted((kind, count) for kind, count in devices.items() if count))
+
+
+def same(one: Devices, other: Devices) -> bool:
+    """Whether these are the same devices, however they were written down."""
+    if one == other:
+        return True
+    return (0 in one.values() or 0 in other.values()) and key(one) == key(other)
 
 
 def plus(one: Devices, other: Devices) -> dict[str, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
-from easyscale.core.cluster import DeviceKind, Devices, key, minus, plus, total
+from easyscale.core.cluster import DeviceKind, Devices, Needs, minus, plus, same, total
 from easyscale.scheduler.events import (
     Allocated,
     DevicesAdded,
@@ -25,10 +26,12 @@ from easyscale.scheduler.state import Cluster, Job
 
 def apply(cluster: Cluster, event: Event) -> None:
     """Late words about a job that has left are no error: messages cross."""
-    cluster.now = max(cluster.now, event.time)
-    match event:
-        case JobSubmitted():
-            _submit(cluster, event)
+    if event.time > cluster.now:
+        cluster.now = event.time
+    match event:  # the most frequent first
+        case Allocated():
+            if job := cluster.jobs.get(event.job):
+                _allocate(cluster, job, event)
         case JobProgressed():
             if job := cluster.jobs.get(event.job):
                 job.done, job.told = event.done, event.time
@@ -36,6 +39,8 @@ def apply(cluster: Cluster, event: Event) -> None:
                     job.switch_seconds = event.switch_seconds
                 if event.work is not None:
                     job.work = event.work
+        case JobSubmitted():
+            _submit(cluster, event)
         case JobProposed():
             if job := cluster.jobs.get(event.job):
                 _settle(job, event.time)
@@ -53,9 +58,6 @@ def apply(cluster: Cluster, event: Event) -> None:
         case JobFinished() | JobFailed():
             if job := cluster.jobs.pop(event.job, None):
                 _leave(cluster, job)
-        case Allocated():
-            if job := cluster.jobs.get(event.job):
-                _allocate(cluster, job, event)
         case DevicesAdded():
             _add(cluster, event.devices)
         case DevicesLent():
@@ -123,7 +125,7 @@ def _hold(cluster: Cluster, job: Job, devices: Devices) -> None:
 
 
 def _allocate(cluster: Cluster, job: Job, event: Allocated) -> None:
-    if key(event.devices) == key(job.devices) and event.batch == job.batch:
+    if same(event.devices, job.devices) and event.batch == job.batch:
         return
     first_of_this_moment = event.time > job.since or not job.switches
     _settle(job, event.time)
@@ -142,7 +144,13 @@ def _allocate(cluster: Cluster, job: Job, event: Allocated) -> None:
 def _bind(cluster: Cluster, job: Job) -> None:
     """From its first step on, a job that is not D2 knows one type of devices."""
     if cluster.binds and job.needs.level != "D2":
-        job.needs = replace(job.needs, types=tuple(job.devices))
+        job.needs = _bound(job.needs, tuple(job.devices))
+
+
+@lru_cache(maxsize=4096)
+def _bound(needs: Needs, types: tuple[str, ...]) -> Needs:
+    """The same object for jobs that are alike, so that others can know it by its identity."""
+    return replace(needs, types=types)
 
 
 def _add(cluster: Cluster, devices: Devices) -> None:
