@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
@@ -55,11 +56,12 @@ def test_every_answer_is_as_the_schema_says(free: Service, mode: str, examples: 
         @given(case=operation.as_strategy(generation_mode=schemathesis.GenerationMode(mode)))
         def check(case: schemathesis.Case) -> None:
             tried.add(operation.label)
-            case.call_and_validate(headers=headers, checks=CHECKS, timeout=20)
+            case.call_and_validate(session=session, headers=headers, checks=CHECKS, timeout=20)
 
         check()
 
-    for result in schema.get_all_operations():
-        with suppress(Unsatisfiable):  # where nothing can be wrong
-            try_one(result.ok())
+    with requests.Session() as session:
+        for result in schema.get_all_operations():
+            with suppress(Unsatisfiable):  # where nothing can be wrong
+                try_one(result.ok())
     assert len(tried) >= 20
