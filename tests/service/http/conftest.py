@@ -24,3 +24,10 @@ def start() -> Iterator[Callable[..., Service]]:
 @pytest.fixture
 def service(start: Callable[..., Service]) -> Service:
     return start()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Service]:
+    """For tests that change nothing."""
+    with running(rate=1e6, burst=1_000_000, login_failures=1_000_000) as service:
+        yield service

@@ -31,8 +31,8 @@ def raw(service: Service, request: bytes, wait: float = 10.0) -> bytes:
         return answer
 
 
-def test_an_unknown_field_is_refused_with_the_nearest_name(service: Service) -> None:
-    answer = service.as_("ann").post("/api/v1/jobs", json={**SPEC, "min_worker": 2, "limits": {"log_m": 1}})
+def test_an_unknown_field_is_refused_with_the_nearest_name(shared: Service) -> None:
+    answer = shared.as_("ann").post("/api/v1/jobs", json={**SPEC, "min_worker": 2, "limits": {"log_m": 1}})
     assert answer.status_code == 422
     problem = answer.json()
     assert "There is no field min_worker. Did you mean min_workers?" in problem["what"]
@@ -40,26 +40,26 @@ def test_an_unknown_field_is_refused_with_the_nearest_name(service: Service) -> 
     assert "max_workers" in problem["why"]
 
 
-def test_a_wrong_value_is_refused_with_its_field_and_what_is_allowed(service: Service) -> None:
-    problem = service.as_("ann").post("/api/v1/jobs", json={**SPEC, "determinism": "D9", "ests": 0}).json()
+def test_a_wrong_value_is_refused_with_its_field_and_what_is_allowed(shared: Service) -> None:
+    problem = shared.as_("ann").post("/api/v1/jobs", json={**SPEC, "determinism": "D9", "ests": 0}).json()
     assert "The field determinism is wrong." in problem["what"]
     assert "'D0', 'D1' or 'D2'" in problem["why"]
     assert "The field ests is wrong." in problem["what"]
     assert "greater than or equal to 1 (given: 0)" in problem["why"]
 
 
-def test_a_missing_field_is_named(service: Service) -> None:
-    problem = service.as_("ann").post("/api/v1/jobs", json={"script": "t.py", "workdir": "/w", "ests": 1}).json()
+def test_a_missing_field_is_named(shared: Service) -> None:
+    problem = shared.as_("ann").post("/api/v1/jobs", json={"script": "t.py", "workdir": "/w", "ests": 1}).json()
     assert problem["what"] == "The field name is missing."
 
 
-def test_fields_that_do_not_fit_one_another_are_told(service: Service) -> None:
-    problem = service.as_("ann").post("/api/v1/jobs", json={**SPEC, "module": "m"}).json()
+def test_fields_that_do_not_fit_one_another_are_told(shared: Service) -> None:
+    problem = shared.as_("ann").post("/api/v1/jobs", json={**SPEC, "module": "m"}).json()
     assert "exactly one of script and module" in problem["why"]
 
 
-def test_an_unknown_parameter_of_the_query_is_refused(service: Service) -> None:
-    answer = service.as_("ann").get("/api/v1/jobs", params={"sate": "queued"})
+def test_an_unknown_parameter_of_the_query_is_refused(shared: Service) -> None:
+    answer = shared.as_("ann").get("/api/v1/jobs", params={"sate": "queued"})
     assert answer.status_code == 422
     assert answer.json()["what"] == "There is no parameter sate. Did you mean state?"
 
@@ -81,31 +81,31 @@ def test_an_unknown_parameter_of_the_query_is_refused(service: Service) -> None:
         b"NaN",
     ],
 )
-def test_a_malformed_body_is_a_mistake_and_not_a_crash(service: Service, body: bytes) -> None:
-    answer = service.as_("ann").post("/api/v1/jobs", content=body, headers={"Content-Type": "application/json"})
+def test_a_malformed_body_is_a_mistake_and_not_a_crash(shared: Service, body: bytes) -> None:
+    answer = shared.as_("ann").post("/api/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code in (400, 422)
     assert answer.json()["what"]
     assert "Traceback" not in answer.text
 
 
-def test_a_body_of_another_type_is_told_which_type_to_send(service: Service) -> None:
-    answer = service.as_("ann").post("/api/v1/jobs", content=json.dumps(SPEC), headers={"Content-Type": "text/plain"})
+def test_a_body_of_another_type_is_told_which_type_to_send(shared: Service) -> None:
+    answer = shared.as_("ann").post("/api/v1/jobs", content=json.dumps(SPEC), headers={"Content-Type": "text/plain"})
     assert answer.status_code == 422
     assert "application/json" in answer.json()["now"]
 
 
-def test_a_body_that_says_it_is_too_large_is_refused(service: Service) -> None:
-    answer = service.as_("ann").post("/api/v1/jobs", json={**SPEC, "args": ["x" * 4000] * 300})
+def test_a_body_that_says_it_is_too_large_is_refused(shared: Service) -> None:
+    answer = shared.as_("ann").post("/api/v1/jobs", json={**SPEC, "args": ["x" * 4000] * 300})
     assert answer.status_code == 413
     assert "1 MiB" in answer.json()["why"]
 
 
-def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(service: Service) -> None:
+def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(shared: Service) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(64):
             yield b" " * 65536
 
-    answer = service.as_("ann").post("/api/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
+    answer = shared.as_("ann").post("/api/v1/jobs", content=endless(), headers={"Content-Type": "application/json"})
     assert answer.status_code == 413
 
 
@@ -130,9 +130,9 @@ def test_a_body_that_does_not_come_is_given_up(start: Callable[..., Service]) ->
     assert raw(service, head).startswith(b"HTTP/1.1 408")
 
 
-def test_no_body_is_read_of_who_has_no_token(service: Service) -> None:
+def test_no_body_is_read_of_who_has_no_token(shared: Service) -> None:
     head = b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n"
-    assert raw(service, head, wait=1.0).startswith(b"HTTP/1.1 401")
+    assert raw(shared, head, wait=1.0).startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_no_body_is_read_of_who_has_no_token(service: Service) -> None:
         "/api/v1/../../etc/passwd",
     ],
 )
-def test_a_path_that_leads_elsewhere_leads_nowhere(service: Service, path: str) -> None:
+def test_a_path_that_leads_elsewhere_leads_nowhere(shared: Service, path: str) -> None:
     request = (
         f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        f"Authorization: Bearer {service.tokens['root']}\r\n\r\n"
+        f"Authorization: Bearer {shared.tokens['root']}\r\n\r\n"
     )
-    head, _, body = raw(service, request.encode()).partition(b"\r\n\r\n")
+    head, _, body = raw(shared, request.encode()).partition(b"\r\n\r\n")
     assert head.split()[1] in (b"404", b"422")
     assert b"x-bad" not in head.lower()
     assert json.loads(body)["what"]
@@ -184,8 +184,8 @@ def test_a_submission_with_the_same_key_is_the_same_submission(service: Service)
     assert (len(first.json()["jobs"]), again.json()["new"]) == (3, False)
 
 
-def test_a_job_that_has_ended_cannot_be_paused(service: Service) -> None:
-    answer = service.as_("root").post("/api/v1/jobs/job-7/pause")
+def test_a_job_that_has_ended_cannot_be_paused(shared: Service) -> None:
+    answer = shared.as_("root").post("/api/v1/jobs/job-7/pause")
     assert answer.status_code == 409
     assert set(answer.json()) == {"what", "why", "now"}
 
@@ -236,8 +236,8 @@ def test_an_upload_whose_client_leaves_is_forgotten(service: Service) -> None:
     assert service.desk.snapshots == {}
 
 
-def test_an_empty_upload_is_a_mistake(service: Service) -> None:
-    assert service.as_("ann").post("/api/v1/snapshots", content=b"").status_code == 400
+def test_an_empty_upload_is_a_mistake(shared: Service) -> None:
+    assert shared.as_("ann").post("/api/v1/snapshots", content=b"").status_code == 400
 
 
 def test_what_the_service_cannot_do_now_is_told_as_503(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,8 +265,8 @@ def test_a_mistake_of_ours_shows_an_id_and_no_traceback(
     assert any(mark in record.getMessage() and record.exc_info for record in caplog.records)
 
 
-def test_unknown_paths_and_methods_are_told_in_three_parts(service: Service) -> None:
-    client = service.as_("ann")
+def test_unknown_paths_and_methods_are_told_in_three_parts(shared: Service) -> None:
+    client = shared.as_("ann")
     assert client.get("/api/v1/nothing").json()["what"] == "There is nothing at this address."
     wrong = client.put("/api/v1/jobs")
     assert wrong.status_code == 405

@@ -20,8 +20,8 @@ def logged_in(service: Service, user: str) -> httpx.Client:
     return client
 
 
-def test_a_login_gives_a_cookie_that_scripts_and_other_sites_do_not_get(service: Service) -> None:
-    answer = service.client().post("/api/v1/login", json={"token": service.tokens["ann"]})
+def test_a_login_gives_a_cookie_that_scripts_and_other_sites_do_not_get(shared: Service) -> None:
+    answer = shared.client().post("/api/v1/login", json={"token": shared.tokens["ann"]})
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie
@@ -61,8 +61,8 @@ def test_another_site_can_neither_change_anything_nor_log_anybody_in(service: Se
     assert "set-cookie" not in login.headers
 
 
-def test_a_cookie_of_another_service_on_this_host_is_none_of_ours(service: Service) -> None:
-    client = service.client(Cookie=f"easyscale-1={service.tokens['ann']}")
+def test_a_cookie_of_another_service_on_this_host_is_none_of_ours(shared: Service) -> None:
+    client = shared.client(Cookie=f"easyscale-1={shared.tokens['ann']}")
     assert client.get("/api/v1/info").status_code == 401
 
 
@@ -79,15 +79,15 @@ def test_after_too_many_failed_logins_an_address_waits_even_with_the_right_token
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil", ""])
-def test_a_page_whose_name_resolves_to_loopback_is_refused(service: Service, host: str) -> None:
-    answer = service.as_("ann").get("/api/v1/info", headers={"Host": host})
+def test_a_page_whose_name_resolves_to_loopback_is_refused(shared: Service, host: str) -> None:
+    answer = shared.as_("ann").get("/api/v1/info", headers={"Host": host})
     assert answer.status_code == 403
     assert "not served here" in answer.json()["what"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8800", "127.0.0.1:1", "[::1]:8800", "[::1]", "LOCALHOST"])
-def test_the_names_of_loopback_are_served(service: Service, host: str) -> None:
-    assert service.as_("ann").get("/api/v1/info", headers={"Host": host}).status_code == 200
+def test_the_names_of_loopback_are_served(shared: Service, host: str) -> None:
+    assert shared.as_("ann").get("/api/v1/info", headers={"Host": host}).status_code == 200
 
 
 def test_a_name_that_the_service_was_told_is_served(start: Callable[..., Service]) -> None:
@@ -145,8 +145,8 @@ def test_no_token_appears_in_the_audit_or_the_list_of_tokens(service: Service) -
     assert all(token not in everything for token in service.tokens.values())
 
 
-def test_headers_for_safety_are_on_every_answer(service: Service) -> None:
-    client = service.client()
+def test_headers_for_safety_are_on_every_answer(shared: Service) -> None:
+    client = shared.client()
     for path in ("/", "/healthz", "/api/v1/jobs", "/nothing", "/api/v1/docs"):
         headers = client.get(path).headers
         assert "default-src 'self'" in headers["content-security-policy"]

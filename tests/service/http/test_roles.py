@@ -81,18 +81,18 @@ def test_each_role_may_do_what_it_may_and_nothing_else(service_and_user: tuple[S
     assert wrong == []
 
 
-def test_every_path_of_the_schema_is_in_the_table_of_rights(service: Service) -> None:
-    schema = service.client().get("/api/v1/openapi.json").json()
+def test_every_path_of_the_schema_is_in_the_table_of_rights(shared: Service) -> None:
+    schema = shared.client().get("/api/v1/openapi.json").json()
     known = {(method, path) for method, path, *_ in CASES}
     asked = {(method.upper(), path) for path, methods in schema["paths"].items() for method in methods}
     assert {case for case in asked if case[1] not in OPEN} == known
 
 
-def test_without_a_token_nothing_of_the_service_is_shown_or_done(service: Service) -> None:
-    before = service.desk.records(0, 1000).last
+def test_without_a_token_nothing_of_the_service_is_shown_or_done(shared: Service) -> None:
+    before = shared.desk.records(0, 1000).last
     for case in CASES:
-        assert call(service, None, case) == 401, case[:2]
-    assert service.desk.records(0, 1000).last == before
+        assert call(shared, None, case) == 401, case[:2]
+    assert shared.desk.records(0, 1000).last == before
 
 
 def test_with_a_wrong_token_every_path_answers_401_until_it_is_too_often(service: Service) -> None:
@@ -104,8 +104,8 @@ def test_with_a_wrong_token_every_path_answers_401_until_it_is_too_often(service
 
 
 @pytest.mark.parametrize("header", ["est_x", "Basic YTpi", "Bearer", "bearer", "Bearer \xff\xfe"])
-def test_a_malformed_authorization_header_is_no_token(service: Service, header: str) -> None:
-    answer = service.client().get("/api/v1/cluster", headers=[(b"Authorization", header.encode("latin-1"))])
+def test_a_malformed_authorization_header_is_no_token(shared: Service, header: str) -> None:
+    answer = shared.client().get("/api/v1/cluster", headers=[(b"Authorization", header.encode("latin-1"))])
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
     assert answer.json()["now"]
@@ -118,8 +118,8 @@ def test_a_revoked_token_opens_nothing(service: Service) -> None:
     assert client.get("/api/v1/info").status_code == 401
 
 
-def test_another_teams_job_is_a_row_and_nothing_more(service: Service) -> None:
-    ann = service.as_("ann")
+def test_another_teams_job_is_a_row_and_nothing_more(shared: Service) -> None:
+    ann = shared.as_("ann")
     rows = ann.get("/api/v1/jobs").json()["jobs"]
     assert {row["team"] for row in rows} == {"vision", "speech"}
     assert "spec" not in rows[0]
@@ -136,18 +136,18 @@ def test_a_user_submits_for_the_own_team_and_an_admin_for_any(service: Service) 
     assert service.desk.job(admin.json()["jobs"][0]).team == "speech"
 
 
-def test_an_unknown_job_is_not_found_for_everybody(service: Service) -> None:
+def test_an_unknown_job_is_not_found_for_everybody(shared: Service) -> None:
     for user in ALL:
-        answer = service.as_(user).get("/api/v1/jobs/job-999")
+        answer = shared.as_(user).get("/api/v1/jobs/job-999")
         assert answer.status_code == 404
         assert answer.json()["what"] == "There is no job job-999."
 
 
-def test_records_show_the_own_teams_jobs_and_the_cluster(service: Service) -> None:
-    ann = service.as_("ann").get("/api/v1/records", params={"limit": 1000}).json()
-    bob = service.as_("bob").get("/api/v1/records", params={"limit": 1000}).json()
-    root = service.as_("root").get("/api/v1/records", params={"limit": 1000}).json()
-    team = {job.id: job.team for job in service.desk._jobs.values()}
+def test_records_show_the_own_teams_jobs_and_the_cluster(shared: Service) -> None:
+    ann = shared.as_("ann").get("/api/v1/records", params={"limit": 1000}).json()
+    bob = shared.as_("bob").get("/api/v1/records", params={"limit": 1000}).json()
+    root = shared.as_("root").get("/api/v1/records", params={"limit": 1000}).json()
+    team = {job.id: job.team for job in shared.desk._jobs.values()}
     assert {team[r["job"]] for r in ann["records"] if r["job"]} == {"vision"}
     assert {team[r["job"]] for r in bob["records"] if r["job"]} == {"speech"}
     assert {r["kind"] for r in ann["records"] if not r["job"]} >= {"device-added", "decided"}
@@ -155,14 +155,14 @@ def test_records_show_the_own_teams_jobs_and_the_cluster(service: Service) -> No
     assert ann["next"] == ann["last"] == root["last"]
 
 
-def test_the_newest_records_are_the_newest_that_one_may_see(service: Service) -> None:
-    page = service.as_("bob").get("/api/v1/records", params={"limit": 3, "newest": True}).json()
-    seen = service.as_("bob").get("/api/v1/records", params={"limit": 1000}).json()["records"]
+def test_the_newest_records_are_the_newest_that_one_may_see(shared: Service) -> None:
+    page = shared.as_("bob").get("/api/v1/records", params={"limit": 3, "newest": True}).json()
+    seen = shared.as_("bob").get("/api/v1/records", params={"limit": 1000}).json()["records"]
     assert page["records"] == seen[-3:]
 
 
-def test_pages_of_records_join_without_a_gap(service: Service) -> None:
-    bob = service.as_("bob")
+def test_pages_of_records_join_without_a_gap(shared: Service) -> None:
+    bob = shared.as_("bob")
     whole = bob.get("/api/v1/records", params={"limit": 1000}).json()["records"]
     parts, after = [], 0
     while True:
