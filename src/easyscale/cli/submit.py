@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from easyscale.service.jobfile import Draft
 
 FILES = (".yaml", ".yml")
-FLAGS = "the flags"
+FLAGS = "The command line"
 
 
 def submit(

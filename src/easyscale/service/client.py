@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 import httpx
+from pydantic import BaseModel, ValidationError
 
-from easyscale.core.errors import EasyScaleError
+from easyscale.core.errors import EasyScaleError, UsageError
 from easyscale.service.connection import Connection
 from easyscale.service.models import (
     ENDED,
@@ -56,6 +57,8 @@ from easyscale.service.wire import (
 POLL_SECONDS = 1.0
 PATIENCE_SECONDS = 300.0
 PAGE = 500
+
+_Wish = TypeVar("_Wish", bound=BaseModel)
 
 
 class TooLongError(EasyScaleError):
@@ -134,7 +137,8 @@ class ServiceClient:
 
     def what_if(self, policies: Sequence[str]) -> Comparison:
         # Simulations of a long queue take their time.
-        return self._wire.ask(Comparison, "POST", "/what-if", body=WhatIf(policies=list(policies)), seconds=300.0)
+        wish = _wish(WhatIf, policies=list(policies))
+        return self._wire.ask(Comparison, "POST", "/what-if", body=wish, seconds=300.0)
 
     # ------------------------------------------------------------------------------------ jobs
 
@@ -169,7 +173,7 @@ class ServiceClient:
         return self._wire.ask(JobView, "GET", _path("jobs", job))
 
     def scale(self, job: str, *, min_workers: int | None = None, max_workers: int | None = None) -> JobView:
-        wish = ScaleWish(min_workers=min_workers, max_workers=max_workers)
+        wish = _wish(ScaleWish, min_workers=min_workers, max_workers=max_workers)
         return self._wire.ask(JobView, "POST", _path("jobs", job, "scale"), body=wish)
 
     def pause(self, job: str) -> JobView:
@@ -259,25 +263,24 @@ class ServiceClient:
         return self._wire.ask(ClusterView, "POST", _path("devices", device, "lost"), params={"why": why})
 
     def lend(self, types: Mapping[str, int], devices: Sequence[str] = ()) -> ClusterView:
-        return self._wire.ask(
-            ClusterView, "POST", "/serving/lend", body=Lend(types=dict(types), devices=list(devices))
-        )
+        wish = _wish(Lend, types=dict(types), devices=list(devices))
+        return self._wire.ask(ClusterView, "POST", "/serving/lend", body=wish)
 
     def call_back(self, types: Mapping[str, int], devices: Sequence[str] = (), within: float = 5.0) -> ClusterView:
-        wish = Lend(types=dict(types), devices=list(devices), within=within)
+        wish = _wish(Lend, types=dict(types), devices=list(devices), within=within)
         return self._wire.ask(ClusterView, "POST", "/serving/call-back", body=wish)
 
     def teams(self) -> list[TeamIn]:
         return self._wire.ask(list[TeamIn], "GET", "/teams")
 
     def set_team(self, name: str, quota: int | None = None, borrow: bool = True) -> None:
-        self._wire.send("POST", "/teams", body=TeamIn(name=name, quota=quota, borrow=borrow), again=True)
+        self._wire.send("POST", "/teams", body=_wish(TeamIn, name=name, quota=quota, borrow=borrow), again=True)
 
     def users(self) -> list[UserIn]:
         return self._wire.ask(list[UserIn], "GET", "/users")
 
     def set_user(self, name: str, team: str, role: Role = "user") -> None:
-        self._wire.send("POST", "/users", body=UserIn(name=name, team=team, role=role))
+        self._wire.send("POST", "/users", body=_wish(UserIn, name=name, team=team, role=role))
 
     def remove_user(self, name: str) -> None:
         self._wire.send("DELETE", _path("users", name))
@@ -286,13 +289,27 @@ class ServiceClient:
         return self._wire.ask(list[TokenView], "GET", "/tokens")
 
     def make_token(self, user: str, note: str = "", days: float | None = None) -> NewToken:
-        return self._wire.ask(NewToken, "POST", "/tokens", body=TokenIn(user=user, note=note, days=days))
+        return self._wire.ask(NewToken, "POST", "/tokens", body=_wish(TokenIn, user=user, note=note, days=days))
 
     def revoke_token(self, token_id: str) -> None:
         self._wire.send("DELETE", _path("tokens", token_id))
 
     def audit(self, limit: int | None = None) -> list[AuditView]:
         return self._wire.ask(list[AuditView], "GET", "/audit", params={"limit": limit})
+
+
+def _wish(kind: type[_Wish], **fields: Any) -> _Wish:
+    """A body; what cannot be one is told as the service would."""
+    try:
+        return kind(**fields)
+    except ValidationError as problem:
+        first = problem.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "it"
+        raise UsageError(
+            f"This cannot be asked for: {place} is {first.get('input')!r}.",
+            f"{first['msg']}.",
+            "choose another value; names have letters, digits, dots, - and _, at most 63.",
+        ) from None
 
 
 def _path(*parts: str) -> str:

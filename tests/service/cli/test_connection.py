@@ -44,7 +44,9 @@ def test_an_address_is_made_whole(text: str, url: str) -> None:
     assert clean_url(url) == url
 
 
-@pytest.mark.parametrize("text", ["", "ftp://x", "http://", "http://a:99999", "http://u:p@host", "http://h/?q=1", "a b"])
+@pytest.mark.parametrize(
+    "text", ["", "ftp://x", "http://", "http://a:99999", "http://u:p@host", "http://h/?q=1", "a b"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as refusal:
         clean_url(text)

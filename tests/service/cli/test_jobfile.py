@@ -53,13 +53,16 @@ def draft(text: str) -> Draft:
     return found
 
 
+def check_all(text: str) -> None:
+    for one in parse_jobs(dedent(text).lstrip("\n"), "job.yaml", Path("/folder")):
+        one.values.setdefault("name", "x")
+        one.values.setdefault("workdir", "/w")
+        one.check()
+
+
 def refused(text: str) -> UsageError:
     with pytest.raises(UsageError) as error:
-        parsed = parse_jobs(dedent(text).lstrip("\n"), "job.yaml", Path("/folder"))
-        for one in parsed:
-            one.values.setdefault("name", "x")
-            one.values.setdefault("workdir", "/w")
-            one.check()
+        check_all(text)
     assert error.value.why
     assert error.value.now
     return error.value
