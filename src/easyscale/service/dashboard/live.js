@@ -54,7 +54,8 @@ async function again() {
   timer = null;
   if (state !== "reconnecting") return;
   try {
-    await get("/info"); // says whether the service is there, and whether it still knows us
+    // says whether the service is there, whether it still knows us, and whether it is the one that we knew
+    last = Math.min(last, (await get("/records", { limit: 1, newest: true })).last);
   } catch {
     broken();
     return;

@@ -24,10 +24,13 @@ const STATES = {
   live: "live", connecting: "connecting", reconnecting: "reconnecting", resting: "resting", off: "off",
 };
 
+const QUIET = 3000; // milliseconds; a break that is over by then is not spoken of
+
 const app = document.getElementById("app");
 let context = null; // {info, go}: who asks, for the views
 let current = null; // what the present view gave: {stop}
 let main = null;
+let unwatch = null;
 
 // ------------------------------------------------------------------------------------------------ the frame
 
@@ -54,17 +57,23 @@ function connection() {
     live: "News arrives as it happens.", reconnecting: "The stream of news broke off. This page tries again by itself.",
     resting: "Nobody looked at this page for a while.", connecting: "", off: "",
   };
-  let worst = "live";
-  const told = (state) => {
+  let told = "live"; // what a screen reader knows
+  let timer = null;
+  const tell = (word, text) => {
+    clearTimeout(timer);
+    if (word === told) return;
+    timer = setTimeout(() => { told = word; announce(text); }, word === "live" ? 0 : QUIET);
+  };
+  const show = (state) => {
     node.dataset.state = state;
     node.title = hints[state];
     write(word, STATES[state] + (state === "reconnecting" ? " …" : ""));
-    if (state === "reconnecting" && worst === "live") announce("The connection to the service broke off. Reconnecting.");
-    if (state === "live" && worst === "reconnecting") announce("The connection to the service is back.");
-    if (state === "live" || state === "reconnecting") worst = state;
+    if (state === "reconnecting") tell("reconnecting", "The connection to the service broke off. Reconnecting.");
+    if (state === "live") tell("live", "The connection to the service is back.");
   };
-  live.onState(told);
-  told(live.now());
+  if (unwatch) unwatch(); // of an earlier login
+  unwatch = live.onState(show);
+  show(live.now());
   return node;
 }
 
@@ -83,7 +92,7 @@ function frame(info) {
         h("span", { class: "who", title: `team ${team}, role ${role}` }, user, h("span", { class: "role" }, ` ${team} · ${role}`)),
         themeButton(), out)),
     main,
-    h("footer", {}, `EasyScale ${info.version} · policy ${info.policy} · back end ${info.backend} · `, h("a", { href: "/docs" }, "API")),
+    h("footer", {}, `EasyScale ${info.version} · policy ${info.policy} · back end ${info.backend} · `, h("a", { href: "/api/v1/docs" }, "API")),
   );
 }
 

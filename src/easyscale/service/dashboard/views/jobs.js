@@ -10,6 +10,7 @@ import { STATES, empty, heading, jobLink, labelled, pill, setPill } from "/stati
 
 const SIZES = ["50", "100", "250", "1000"];
 const TYPING = 200; // milliseconds after the last key before the service is asked
+const TEAM = /^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$/; // half a name may be none
 const ACTIVE = ["queued", "starting", "running", "pausing", "paused", "stopping"];
 const GROUPS = [["", "All states"], ["active", "Not ended"], ...STATES.map((s) => [s, s])];
 const COLUMNS = [
@@ -118,7 +119,7 @@ export function mount(root, { info }, _parts, words) {
     typing = setTimeout(() => change(part()), TYPING);
   };
   text.addEventListener("input", () => later(() => ({ text: text.value.trim() })));
-  team.addEventListener("input", () => later(() => ({ team: team.value.trim() })));
+  team.addEventListener("input", () => (team.value === "" || TEAM.test(team.value)) && later(() => ({ team: team.value })));
   state.addEventListener("change", () => change({ state: state.value }));
   size.addEventListener("change", () => change({ size: size.value }));
   body.addEventListener("keydown", arrows);
