@@ -25,3 +25,7 @@ class KeyUsedError(EasyScaleError):
     def __init__(self, jobs: Sequence[str]) -> None:
         super().__init__("This key was used before.", "a submission with it was accepted.", "use another key.")
         self.jobs = list(jobs)
+
+
+class NotReadyError(EasyScaleError):
+    """It cannot be done just now, through no fault of who asked: the disk is full, the store does not answer."""

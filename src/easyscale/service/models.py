@@ -17,6 +17,7 @@ Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9](
 Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00]*$")]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 MOST_ARRAY = 1000
+MOST_STEPS = 10**15  # fits every store and every number of JSON
 
 
 class Model(BaseModel):
@@ -58,11 +59,11 @@ class JobSpec(Model):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     team: Name | None = None  # None: the user's own
     deadline: datetime | None = None  # shown, and said when it is missed; the job goes on
-    steps: Annotated[int | None, Field(ge=1)] = None  # global steps in all, as far as the user knows
-    max_steps: Annotated[int | None, Field(ge=1)] = None  # the job ends there
+    steps: Annotated[int | None, Field(ge=1, le=MOST_STEPS)] = None  # global steps in all, as far as the user knows
+    max_steps: Annotated[int | None, Field(ge=1, le=MOST_STEPS)] = None  # the job ends there
     checkpoint_dir: Text | None = None  # None: a folder of the service's
-    checkpoint_every: Annotated[int | None, Field(ge=1)] = None
-    checkpoint_seconds: Annotated[float | None, Field(gt=0)] = 600.0
+    checkpoint_every: Annotated[int | None, Field(ge=1, le=MOST_STEPS)] = None
+    checkpoint_seconds: Annotated[float | None, Field(gt=0, le=1e9)] = 600.0
     retries: Annotated[int, Field(ge=0, le=100)] = 0
     array: Annotated[int | None, Field(ge=1, le=MOST_ARRAY)] = None  # so many jobs; EASYSCALE_ARRAY_INDEX tells which
     limits: JobLimits = JobLimits()
@@ -244,6 +245,7 @@ class RecordView(Model):
 class RecordPage(Model):
     records: list[RecordView]
     last: int  # the newest seq there is
+    next: int | None = None  # ask again after this one: what lies before it was looked at, if not shown
 
 
 class LogPart(Model):
@@ -306,6 +308,12 @@ class Comparison(Model):
     note: str = ""
 
 
+class Login(Model):
+    """A token is exchanged for a cookie, once."""
+
+    token: Annotated[str, Field(min_length=1, max_length=512)]
+
+
 class You(Model):
     user: str
     team: str
@@ -350,6 +358,10 @@ class TokenView(Model):
 
 class NewToken(TokenView):
     token: str  # shown this once
+
+
+class Snapshot(Model):
+    snapshot: str  # its sha256, by which a job names it
 
 
 class AuditView(Model):

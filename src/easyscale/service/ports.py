@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from easyscale.core.cluster import Slot
 from easyscale.core.requests import JobStatus
 from easyscale.service.models import (
+    AuditView,
     ClusterView,
     Comparison,
     JobPage,
@@ -18,12 +19,16 @@ from easyscale.service.models import (
     Lend,
     LogFile,
     LogPart,
+    NewToken,
     RecordPage,
     Role,
     ScaleWish,
     Series,
     Submitted,
+    TeamIn,
     Timeline,
+    TokenView,
+    UserIn,
 )
 from easyscale.service.records import News, Record
 
@@ -94,6 +99,27 @@ class Desk(Protocol):
         """Take an uploaded tar in; returns its sha256, by which a job names it."""
 
     def what_if(self, policies: Sequence[str]) -> Comparison: ...
+
+
+class PeoplePort(Protocol):
+    """Who there is. Same errors as the desk's. All methods may be called from any thread."""
+
+    def authenticate(self, token: str) -> Person | None:
+        """None: no such token, or it is revoked or too old, or its user is gone. Takes as long in each case."""
+
+    def add_user(self, name: str, team: str, role: Role) -> UserIn: ...
+    def remove_user(self, name: str) -> None: ...
+    def users(self) -> list[UserIn]: ...
+    def add_team(self, name: str, quota: int | None, borrow: bool) -> TeamIn:
+        """A team that there is gets the new figures."""
+
+    def teams(self) -> list[TeamIn]: ...
+    def add_token(self, user: str, note: str, days: float | None) -> NewToken: ...
+    def revoke(self, id: str) -> None: ...
+    def tokens(self) -> list[TokenView]: ...
+    def audit(self, user: str, action: str, target: str, ok: bool, address: str, detail: str) -> None: ...
+    def audit_list(self, limit: int) -> list[AuditView]:
+        """The newest first."""
 
 
 class Log(Protocol):
