@@ -10,13 +10,14 @@ export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
+  if (size === 0) return "0";
   if (size >= 1000) return plain.format(value);
   if (size > 0 && size < 1e-4) return value.toExponential(2);
   return short.format(value);
 }
 
 export function percent(part) {
-  return `${Math.round(100 * part)} %`;
+  return `${Math.round(100 * part)}\u00a0%`;
 }
 
 /** Seconds for people: 250 ms, 12 s, 3 min 20 s, 2 h 5 min, 3 d 4 h. */
@@ -108,10 +109,15 @@ export function tick(root = document) {
 }
 
 const COLOURS = 12;
-const given = new Map();
 
-/** A colour class for a job or a device; neighbours in time get different ones. The same name keeps its colour. */
-export function colour(name) {
-  if (!given.has(name)) given.set(name, given.size % COLOURS);
-  return `c${given.get(name)}`;
+/** Gives each name a colour class; those that come one after the other get different ones, and a name keeps its own. */
+export function palette() {
+  const given = new Map();
+  return (name) => {
+    if (!given.has(name)) given.set(name, given.size % COLOURS);
+    return `c${given.get(name)}`;
+  };
 }
+
+/** Of jobs, all over the page. */
+export const colour = palette();

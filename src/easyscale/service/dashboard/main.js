@@ -24,6 +24,7 @@ const STATES = {
   live: "live", connecting: "connecting", reconnecting: "reconnecting", resting: "resting", off: "off",
 };
 
+const KNOWN = "easyscale-known";
 const QUIET = 3000; // milliseconds; a break that is over by then is not spoken of
 
 const app = document.getElementById("app");
@@ -115,6 +116,7 @@ function leave() {
 
 function showLogin(problem = null) {
   leave();
+  known("no");
   context = null;
   document.title = "Log in · EasyScale";
   fill(app, login(begin, problem, themeButton()));
@@ -124,13 +126,25 @@ function showLogin(problem = null) {
 
 async function begin() {
   const info = await get("/info", {}, { quiet: true });
+  known("yes");
   context = { info, go: (to) => (location.hash = to) };
   frame(info);
   live.start().catch(() => {}); // the views say what is wrong; the stream tries again by itself
   route(false);
 }
 
+/** Whether a login is worth a try: asking without a cookie would only put a refusal into the browser's console. */
+function known(word) {
+  try {
+    if (word !== undefined) localStorage.setItem(KNOWN, word);
+    return localStorage.getItem(KNOWN) !== "no" && localStorage.getItem(KNOWN) !== null;
+  } catch {
+    return true; // storage is forbidden: ask
+  }
+}
+
 async function first() {
+  if (!known()) return showLogin();
   try {
     await begin();
   } catch (error) {

@@ -97,7 +97,7 @@ export function timeTicks(since, until, wanted) {
 }
 
 /** Text cut to what fits, by a rough width of a letter; "" if not even some letters do. */
-export function fitting(text, width, letter = 6.6) {
+export function fitting(text, width, letter = 7.4) {
   const room = Math.floor((width - 8) / letter);
   if (room >= text.length) return text;
   return room >= 4 ? `${text.slice(0, room - 1)}…` : "";

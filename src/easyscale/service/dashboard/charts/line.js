@@ -12,7 +12,7 @@ const UNITS = { samples_per_second: "samples/s", steps_per_second: "steps/s", se
 const TITLES = { samples_per_second: "Throughput", loss: "Loss", lr: "Learning rate" };
 
 export const unit = (name) => UNITS[name] || "";
-export const titleOf = (name) => TITLES[name] || name.replaceAll("_", " ");
+export const titleOf = (name) => TITLES[name] || (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");
 
 function range(values) {
   let low = Math.min(...values);
@@ -53,7 +53,7 @@ export function lineChart(metric, view) {
     height: HEIGHT,
     draw,
     rows: table,
-    className: "line",
+    className: "curves",
   });
 
   function draw(picture, width) {

@@ -2,7 +2,7 @@
 
 import { figure, fitting, timeTicks, tip, untip } from "/static/charts/frame.js";
 import { fill, svg } from "/static/dom.js";
-import { absolute, clock, colour, count, duration, ests, number } from "/static/format.js";
+import { absolute, clock, count, duration, ests, number, palette } from "/static/format.js";
 
 const HEIGHT = 220;
 const AXIS = 22;
@@ -44,6 +44,7 @@ function joined(spans) {
 
 /** `view()` gives {plans, allocations, ests, end}. */
 export function planChart(view) {
+  const colour = palette();
   const chart = figure({ title: "Plan history: which ESTs ran on which device", height: HEIGHT, draw, rows: table, className: "plans" });
 
   function draw(picture, width) {
@@ -66,7 +67,7 @@ export function planChart(view) {
       picture,
       svg("rect", { class: "lane", x: LEFT, y: 0, width: Math.max(0, width - LEFT - 4), height: HEIGHT - AXIS }),
       labels(all, tall),
-      bricks(plans, allocations, end).map((b) => brick(b, x, tall)),
+      bricks(plans, allocations, end).map((b) => brick(b, x, tall, colour)),
       timeTicks(since, until, Math.floor((width - LEFT) / 90)).map((t) =>
         svg("text", { class: "tick", x: x(t), y: HEIGHT - 6, "text-anchor": "middle" }, clock(t, until - since < 300))),
     );
@@ -94,7 +95,7 @@ function labels(all, tall) {
   return out;
 }
 
-function brick(b, x, tall) {
+function brick(b, x, tall, colour) {
   const from = x(b.since);
   const wide = Math.max(1, x(b.until) - from);
   const high = b.count * tall;
@@ -102,9 +103,10 @@ function brick(b, x, tall) {
   const tellIt = (event) =>
     tip(event, [`${ests(b.first, b.count)} on ${b.home}`, `worker ${b.worker}, from step ${number(b.step)}`,
       `${clock(b.since, true)} – ${clock(b.until, true)}, ${duration(b.until - b.since)}`]);
-  const label = high >= 13 ? fitting(b.home, wide) : "";
+  const both = `${b.home} · ${ests(b.first, b.count)}`;
+  const label = high >= 13 ? fitting(fitting(both, wide) === both ? both : b.home, wide) : "";
   return svg(
-    "g", { class: `span ${colour(`device ${b.home}`)}`, on: { pointermove: tellIt, pointerleave: untip } },
+    "g", { class: `span ${colour(b.home)}`, on: { pointermove: tellIt, pointerleave: untip } },
     svg("rect", { x: from + 0.5, y: top + 0.75, width: Math.max(0.5, wide - 1), height: Math.max(1, high - 1.5), rx: Math.min(4, high / 4) }),
     label && svg("text", { x: from + 5, y: top + high / 2 + 4 }, label),
   );

@@ -14,6 +14,22 @@ export function used(spans, devices, since, until) {
   return whole > 0 ? Math.min(1, held / whole) : 0;
 }
 
+/** A device that a job kept while it got or lost others was held without a break. */
+export function merged(spans) {
+  const out = [];
+  const open = new Map();
+  for (const span of [...spans].sort((a, b) => a.since - b.since)) {
+    const key = `${span.device} ${span.job}`;
+    const last = open.get(key);
+    if (last && last.until !== null && span.since - last.until < 1) last.until = span.until;
+    else {
+      open.set(key, { ...span });
+      out.push(open.get(key));
+    }
+  }
+  return out;
+}
+
 function laneHeight(lanes) {
   if (lanes <= 24) return 24;
   return lanes <= 100 ? 16 : 7;
@@ -24,7 +40,8 @@ export function timeline(view, open) {
   const chart = figure({ title: "Allocations over time", height: 60, draw, rows: table, className: "timeline" });
 
   function draw(picture, width) {
-    const { since, until, spans, devices, nameOf } = view();
+    const { since, until, devices, nameOf, ...rest } = view();
+    const spans = merged(rest.spans);
     const tall = laneHeight(devices.length);
     const height = devices.length * tall + AXIS;
     const left = tall < 12 ? 8 : Math.min(130, Math.max(64, width * 0.14));
@@ -64,7 +81,7 @@ export function timeline(view, open) {
 
   function table() {
     const { spans, nameOf } = view();
-    const rows = [...spans].sort((a, b) => b.since - a.since).slice(0, MOST_ROWS);
+    const rows = merged(spans).sort((a, b) => b.since - a.since).slice(0, MOST_ROWS);
     return {
       head: ["Device", "Job", "From", "Until"],
       body: rows.map((s) => [
@@ -80,6 +97,6 @@ function lane(device, i, tall, left, width) {
   const y = i * tall;
   return [
     svg("rect", { class: i % 2 ? "lane odd" : "lane", x: left, y, width: Math.max(0, width - left - 4), height: tall }),
-    tall >= 12 && svg("text", { class: "tick", x: left - 6, y: y + tall / 2 + 4, "text-anchor": "end" }, fitting(device.id, left, 6.2)),
+    tall >= 12 && svg("text", { class: "tick", x: left - 6, y: y + tall / 2 + 4, "text-anchor": "end" }, fitting(device.id, left, 7)),
   ];
 }

@@ -15,7 +15,7 @@ export function mount(root, { info }, [word = "devices"]) {
   }
   const [title, page] = PAGES[word] || PAGES.devices;
   document.title = `${title} · Admin · EasyScale`;
-  const body = h("div", {});
+  const body = h("div", { class: "admin" });
   fill(
     root, heading(`Admin: ${title.toLowerCase()}`),
     h("nav", { class: "tabs", "aria-label": "Admin pages" }, h("ul", {}, Object.entries(PAGES).map(([key, [name]]) => h(

@@ -67,6 +67,7 @@ export function mount(root, { info, go }) {
     figures.show(view);
     showTypes(types, view, nameOf);
     showWaiting(waiting, queue.jobs, info);
+    showEvents(events, recent, nameOf);
     chart.redraw();
   }), { gap: 2000, every: 15_000 });
 
@@ -157,10 +158,10 @@ function showTypes(node, view, nameOf) {
     const part = { head: h("h3", {}), facts: h("span", { class: "facts" }), fill: h("span", { class: "bar" }), tiles: h("ul", { class: "tiles" }) };
     const box = h("section", { class: "card type" }, h("div", { class: "head" }, part.head, part.facts),
       h("div", { class: "track", "aria-hidden": "true" }, part.fill), part.tiles);
-    box.part = part;
+    box.pieces = part;
     return box;
   }, (box, type) => {
-    const { head, facts, fill: bar, tiles } = box.part;
+    const { head, facts, fill: bar, tiles } = box.pieces;
     write(head, type.kind);
     const more = [["lent", type.lent], ["drained", type.drained], ["lost", type.lost], ["away", type.away]].filter(([, n]) => n);
     write(facts, [`${type.held} of ${type.total} in use`, ...more.map(([word, n]) => `${n} ${word}`)].join(" · "));
@@ -172,18 +173,18 @@ function showTypes(node, view, nameOf) {
 
 function makeTile() {
   const tile = h("li", {});
-  tile.part = {
+  tile.pieces = {
     id: h("span", { class: "id" }), job: h("span", { class: "job" }), sign: h("span", { class: "sign", "aria-hidden": "true" }), seen: "",
   };
-  tile.append(h("a", {}, tile.part.id, tile.part.job, tile.part.sign));
+  tile.append(h("a", {}, tile.pieces.id, tile.pieces.job, tile.pieces.sign));
   return tile;
 }
 
 function setTile(tile, device, nameOf) {
   const name = device.job ? nameOf(device.job) : "";
   const key = JSON.stringify([device, name]);
-  if (tile.part.seen === key) return;
-  tile.part.seen = key;
+  if (tile.pieces.seen === key) return;
+  tile.pieces.seen = key;
   const link = tile.firstElementChild;
   if (device.job) link.setAttribute("href", jobLink(device.job));
   else link.removeAttribute("href");
@@ -192,9 +193,9 @@ function setTile(tile, device, nameOf) {
   const facts = [device.id, WORDS[device.state], name && `job ${name}`, device.lent && "lent by serving", device.node && `node ${device.node}`,
     device.memory_gb && `${device.memory_gb} GB`].filter(Boolean);
   link.setAttribute("title", facts.join(" · "));
-  write(tile.part.id, device.id);
-  write(tile.part.job, name || WORDS[device.state].split(":")[0]);
-  write(tile.part.sign, SIGNS[device.state] + (device.lent ? " ◇" : ""));
+  write(tile.pieces.id, device.id);
+  write(tile.pieces.job, name || WORDS[device.state].split(":")[0]);
+  write(tile.pieces.sign, SIGNS[device.state] + (device.lent ? " ◇" : ""));
 }
 
 function showWaiting(node, rows, info) {
@@ -208,15 +209,23 @@ function showWaiting(node, rows, info) {
   keyed(node, rows, (r) => r.id, (row) => {
     const part = { link: h("a", { href: jobLink(row.id) }), state: pill(row.state), why: h("p", { class: "why" }), who: h("span", { class: "hint" }), at: when(row.submitted) };
     const item = h("li", {}, h("div", { class: "line" }, part.link, part.state, part.who, part.at), part.why);
-    item.part = part;
+    item.pieces = part;
     return item;
   }, (item, row) => {
-    write(item.part.link, row.name);
-    setPill(item.part.state, row.state);
-    write(item.part.who, row.team === info.you.team ? row.user : `${row.team} · ${row.user}`);
-    setTime(item.part.at, row.submitted);
-    write(item.part.why, row.waits || (row.state === "paused" ? "Paused by a person; it goes on after resume." : "The scheduler has not looked at it yet."));
+    write(item.pieces.link, row.name);
+    setPill(item.pieces.state, row.state);
+    write(item.pieces.who, row.team === info.you.team ? row.user : `${row.team} · ${row.user}`);
+    setTime(item.pieces.at, row.submitted);
+    write(item.pieces.why, row.waits || (row.state === "paused" ? "Paused by a person; it goes on after resume." : "The scheduler has not looked at it yet."));
   });
+}
+
+/** The sentence, with the job's name in it as a link, or before it. */
+function linked({ job, text }, name) {
+  if (!job) return text;
+  const link = h("a", { href: jobLink(job), class: "who" }, name);
+  const at = text.indexOf(name);
+  return at < 0 ? [link, " ", text] : [text.slice(0, at), link, text.slice(at + name.length)];
 }
 
 function showEvents(node, records, nameOf) {
@@ -226,11 +235,11 @@ function showEvents(node, records, nameOf) {
     return;
   }
   if (node.querySelector(".bare")) fill(node);
-  keyed(node, rows, (r) => r.seq, (r) => h(
-    "li", { "data-kind": r.kind }, when(r.time), " ", r.job && h("a", { href: jobLink(r.job), class: "who" }, nameOf(r.job)), " ", h("span", {}, r.text),
-  ), (item, r) => {
-    const link = item.querySelector("a");
-    if (link) write(link, nameOf(r.job));
+  keyed(node, rows, (r) => r.seq, (r) => h("li", { "data-kind": r.kind }, when(r.time), " ", h("span", {})), (item, r) => {
+    const name = r.job ? nameOf(r.job) : "";
+    if (item.nameSeen === name) return;
+    item.nameSeen = name;
+    fill(item.lastElementChild, linked(r, name));
   });
 }
 

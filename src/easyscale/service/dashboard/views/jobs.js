@@ -215,12 +215,12 @@ function makeRow(job) {
     cell("name", part.link, " ", part.id, part.why), cell("state", part.state), cell("team", part.team, " ", part.user), cell("priority", part.priority),
     cell("devices", part.held), cell("progress", part.step, part.track), cell("loss", part.loss), cell("submitted", part.at),
   );
-  row.part = part;
+  row.pieces = part;
   return row;
 }
 
 function setRow(row, job) {
-  const { part } = row;
+  const part = row.pieces;
   const key = JSON.stringify(job);
   if (part.seen === key) return;
   part.seen = key;
@@ -233,6 +233,8 @@ function setRow(row, job) {
   write(part.priority, job.priority);
   const held = devices(job.devices);
   write(part.held, held === "none" ? "–" : held);
+  part.held.parentNode.classList.toggle("none", held === "none");
+  part.step.parentNode.classList.toggle("none", !job.steps && !job.step);
   write(part.step, job.steps ? `${number(job.step)} of ${number(job.steps)}` : job.step ? `step ${number(job.step)}` : "–");
   part.track.hidden = !job.steps;
   if (job.steps) {
