@@ -59,17 +59,19 @@ export function ests(first, many) {
   return many === 1 ? `EST ${first}` : `ESTs ${first}–${first + many - 1}`;
 }
 
+// Made once: to make one costs more than a row of a table.
+const whole = new Intl.DateTimeFormat("en-GB", {
+  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+});
+const minutes = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
+const exact = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
 export function absolute(at) {
-  return new Date(at * 1000).toLocaleString("en-GB", {
-    year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit",
-    timeZoneName: "short",
-  });
+  return whole.format(at * 1000);
 }
 
 export function clock(at, seconds = false) {
-  return new Date(at * 1000).toLocaleTimeString("en-GB", {
-    hour: "2-digit", minute: "2-digit", second: seconds ? "2-digit" : undefined,
-  });
+  return (seconds ? exact : minutes).format(at * 1000);
 }
 
 export function relative(at, now = Date.now() / 1000) {
@@ -94,11 +96,10 @@ export function setTime(node, at) {
     write(node, "–");
     return;
   }
-  const exact = absolute(at);
   if (node.dataset.at !== String(at)) {
     node.dataset.at = String(at);
     node.setAttribute("datetime", new Date(at * 1000).toISOString());
-    node.setAttribute("title", exact);
+    node.setAttribute("title", absolute(at));
   }
   write(node, relative(at));
 }

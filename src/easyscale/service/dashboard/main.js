@@ -81,7 +81,7 @@ function connection() {
 function frame(info) {
   const { user, team, role } = info.you;
   const links = LINKS.filter(([, name]) => name !== "Admin" || role === "admin");
-  const nav = h("nav", { "aria-label": "Pages" }, h("ul", {}, links.map(([to, name]) => h("li", {}, h("a", { href: to }, name)))));
+  const nav = h("nav", { "aria-label": "Main" }, h("ul", {}, links.map(([to, name]) => h("li", {}, h("a", { href: to }, name)))));
   const out = h("button", { type: "button", class: "quiet", on: { click: logOut } }, "Log out");
   main = h("main", { id: "main", tabindex: "-1" });
   fill(
@@ -169,7 +169,7 @@ function route(moved = true) {
   }
   const [match, view, name] = found;
   document.title = `${name} · EasyScale`;
-  for (const link of app.querySelectorAll("nav[aria-label=Pages] a")) {
+  for (const link of app.querySelectorAll("nav[aria-label=Main] a")) {
     const to = link.getAttribute("href").slice(1);
     const here = to === "/" ? path === "/" || path === "" : path === to || path.startsWith(`${to}/`);
     if (here) link.setAttribute("aria-current", "page");
@@ -189,15 +189,10 @@ function notHere(path) {
   fill(main, h("h1", { tabindex: "-1" }, "There is no such page"), h("p", {}, `Nothing is at ${path}. `, h("a", { href: "#/" }, "To the cluster")));
 }
 
-addEventListener("hashchange", (event) => {
-  const to = new URL(event.newURL).hash;
-  if (to === "#main") {
-    // the skip link; the address of the view stays
-    history.replaceState(null, "", new URL(event.oldURL).hash || "#/");
-    if (main) main.focus();
-    return;
-  }
-  route();
+addEventListener("hashchange", () => route());
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address is that of the view
+  document.getElementById("main")?.focus();
 });
 onLoggedOut(() => {
   if (!context) return;

@@ -57,7 +57,7 @@ export function deviceAdmin(root) {
       [h("span", { class: "mono" }, d.id), d.lent && h("span", { class: "tag" }, "lent")], d.kind, d.node || "–", d.memory_gb ? `${d.memory_gb} GB` : "–",
       [h("span", { class: "pill", "data-state": d.state }, d.state), d.by && [" free by ", when(d.by)]],
       d.job ? h("a", { href: jobLink(d.job) }, d.job) : "–",
-      h("span", { class: "row-actions" }, OUT.includes(d.state) || d.state === "lost" ? button("Put back", () => undrain(d), `Put ${d.id} back`) : button("Drain", () => drain(d), `Drain ${d.id}`),
+      h("span", { class: "row-actions" }, OUT.includes(d.state) || d.state === "lost" ? button("Put back", () => undrain(d), `Put back ${d.id}`) : button("Drain", () => drain(d), `Drain ${d.id}`),
         d.state !== "lost" && button("Lost", () => lost(d), `${d.id} is lost`, "small danger")),
     ]), "Devices"));
   }

@@ -75,8 +75,9 @@ export function mount(root, { info, go }) {
     const until = Date.now() / 1000;
     span = await get("/timeline", { since: until - Number(window_), until });
     figures.used(seen.devices.length ? used(span.spans, seen.devices, span.since, span.until) : null, WINDOWS.find(([w]) => w === window_)[1]);
-    await learn(span.spans, names);
+    await learn([...span.spans, ...recent].map((x) => x.job).filter(Boolean), names);
     chart.redraw();
+    showEvents(events, recent, nameOf);
   }), { gap: 2000, every: 10_000 });
 
   const loadEvents = guarded(async () => {
@@ -108,9 +109,9 @@ export function mount(root, { info, go }) {
   };
 }
 
-/** Names of jobs in the timeline that have ended since. */
-async function learn(spans, names) {
-  const missing = [...new Set(spans.map((s) => s.job))].filter((job) => !names.has(job));
+/** Names of jobs that have ended since. */
+async function learn(jobs, names) {
+  const missing = [...new Set(jobs)].filter((job) => !names.has(job));
   if (!missing.length) return;
   const page = await get("/jobs", { order: "-submitted", limit: 500 });
   for (const row of page.jobs) names.set(row.id, row.name);
