@@ -82,19 +82,19 @@ def _add_reference(app: FastAPI) -> None:
 
 def _add_page(app: FastAPI, folder: Path) -> None:
     @app.get("/", include_in_schema=False)
-    def index() -> Response:
-        found = _file(folder, "index.html")
+    def index(request: Request) -> Response:
+        found = _file(folder, "index.html", request)
         return found or HTMLResponse(EMPTY)
 
     @app.get("/static/{path:path}", include_in_schema=False)
-    def static(path: str) -> Response:
-        found = _file(folder, path)
+    def static(path: str, request: Request) -> Response:
+        found = _file(folder, path, request)
         if found is None:
             raise HTTPException(404)
         return found
 
 
-def _file(folder: Path, name: str) -> Response | None:
+def _file(folder: Path, name: str, request: Request) -> Response | None:
     """Only files in the folder, and only such as a page is made of."""
     if "\x00" in name or len(name) > 300:
         return None
@@ -103,4 +103,7 @@ def _file(folder: Path, name: str) -> Response | None:
     if not path.is_relative_to(root) or path.suffix not in SUFFIXES or not path.is_file():
         return None
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    return FileResponse(path, media_type="text/javascript" if path.suffix == ".js" else kind)
+    file = FileResponse(path, media_type="text/javascript" if path.suffix == ".js" else kind, stat_result=path.stat())
+    if request.headers.get("if-none-match") == file.headers["etag"]:
+        return Response(status_code=304, headers={"ETag": file.headers["etag"]})
+    return file
