@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from easyscale.core.control import Heard
+from easyscale.core.control import BOARD, Heard
 from easyscale.core.ports import ElasticLauncher
 from easyscale.core.requests import Accepted, AskCheckpoint, AskScale, AskStatus, Refused, Reply, Request
 from easyscale.core.spec import Control
@@ -321,7 +321,9 @@ def _terms(heading: Heading, folder: JobFolder) -> Terms:
     return Terms(
         ests=template.ests,
         schedule=heading.job.schedule,
-        rendezvous=lambda epoch: str(folder.rendezvous(epoch)),
+        rendezvous=lambda epoch: (
+            f"{BOARD}{epoch}" if heading.limits.meeting == "master" else str(folder.rendezvous(epoch))
+        ),
         first_step=heading.first_step,
         resume=template.resume,
         resume_again=AUTO if template.checkpoint_dir is not None else template.resume,
