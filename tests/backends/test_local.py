@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from easyscale.backends.local import LocalLauncher, LocalWorker, Target, cores, gpus, worker_environment
+from easyscale.core.cluster import Slot
 from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
 
 PYTHON = (sys.executable, "-c")
@@ -63,6 +64,20 @@ def test_a_worker_finds_its_spec_its_target_and_its_pipe() -> None:
     assert json.loads(read_line(worker.stdout)) == [["train.py", "--lr", "0.1"], 2, "3"]
     assert read_line(worker.stderr) == "to stderr"
     assert wait_for_exit(worker) == 0
+
+
+def test_a_worker_sees_only_its_own_device() -> None:
+    gpu = WorkerSpec(ests=2, slot=Slot(id="g", kind="v100", uuid="GPU-7"))
+    found = worker_environment({"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/h"}, gpu)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["HOME"]) == ("GPU-7", "/h")
+    told = WorkerSpec.from_json(found[WORKER_VARIABLE])
+    assert (told.device, told.slot) == ("cuda", gpu.slot)
+    found = worker_environment({}, WorkerSpec(ests=2, device="cuda", slot=Slot(id="c", kind="v100")))
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+    assert WorkerSpec.from_json(found[WORKER_VARIABLE]).device == "cpu"
+    found = worker_environment({"CUDA_VISIBLE_DEVICES": "1"}, WorkerSpec(ests=2))
+    assert found["CUDA_VISIBLE_DEVICES"] == "1"
+    assert WorkerSpec.from_json(found[WORKER_VARIABLE]).device == "auto"
 
 
 def test_a_module_is_named_as_such_on_the_command_line() -> None:

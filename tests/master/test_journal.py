@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.master.simulation import Simulation
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import Beat, Hello, Joined, Status
 from easyscale.core.messages import Ready, StepDone
 from easyscale.core.plan import Plan, Schedule
@@ -27,6 +28,8 @@ def heading() -> Heading:
         outputs=Outputs(report=Path("/a/report.json")),
         title="mine",
         first_step=3,
+        slots=(Slot(id="a", kind="v100"), Slot(id="b", kind="v100")),
+        kinds=("t4", "v100"),
     )
 
 
@@ -43,6 +46,7 @@ ALL = [
         Ended(worker=0, code=None),
         Scale(split=(1, 3)),
         Scale(workers=3),
+        Scale(slots=(Slot(id="a", kind="v100", uuid="GPU-1"), Slot(id="b", kind="t4", node="n"))),
         Stop(number=15, now=True),
         Save(),
         Overdue(what="silent", workers=(1, 2)),

@@ -140,6 +140,7 @@ class LocalWorker:
 
 def worker_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict[str, str]:
     """What a worker finds: its spec, and the settings that libraries read only once, at their import."""
+    spec, visible = placed(spec)
     threads = str(spec.threads)
     defaults = {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS has no deterministic products
@@ -148,11 +149,20 @@ def worker_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict
     return {
         **defaults,
         **environment,
+        **visible,
         WORKER_VARIABLE: spec.to_json(),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def placed(spec: WorkerSpec) -> tuple[WorkerSpec, dict[str, str]]:
+    """A worker with a device of its own sees that one alone: its spec, and what CUDA reads."""
+    if spec.slot is None:
+        return spec, {}
+    device = "cpu" if spec.slot.uuid is None else "cuda"
+    return replace(spec, device=device), {"CUDA_VISIBLE_DEVICES": spec.slot.uuid or ""}
 
 
 def plain_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict[str, str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from easyscale.cli.checks import parse_workers
 from easyscale.cli.finding import find_job
 from easyscale.cli.front import COMMAND, Front, arguments, detach, role_of, run_as
-from easyscale.core.errors import UsageError
+from easyscale.core.cluster import Slot, slots_of_plain
+from easyscale.core.errors import PlanError, UsageError
+from easyscale.core.plan import Plan, Schedule
 from easyscale.core.spec import Engine
 
 if TYPE_CHECKING:
@@ -84,7 +86,46 @@ def run_elastic(job: Job, screen: Screen, outputs: Outputs, flags: Elastic) -> i
 
     limits = flags.limits(ests)
     launcher = LocalLauncher(os.environ)
-    return to_the_end(folder, lambda: run_master(job, launcher, screen, outputs, folder, limits)).exit_code
+
+    def run() -> Outcome:
+        slots, kinds = devices_of(folder)
+        return run_master(
+            on_devices(job, slots), launcher, screen, outputs, folder, limits, slots=slots, kinds=kinds
+        )  # fmt: skip
+
+    return to_the_end(folder, run).exit_code
+
+
+def devices_of(folder: JobFolder) -> tuple[tuple[Slot, ...] | None, tuple[str, ...]]:
+    """What whoever made the folder wrote down: the devices that the job begins on, and the types that it may get."""
+    record = folder.record()
+    settings = record.settings if record is not None else {}
+    if settings.get("slots") is None:
+        return None, ()
+    try:
+        slots, kinds = slots_of_plain(settings["slots"]), tuple(map(str, settings.get("kinds", ())))
+    except (ValueError, TypeError) as problem:
+        raise UsageError(
+            f"The devices of the job {folder.id} cannot be read.",
+            f"{problem}.",
+            "whoever made its folder wrote them to job.json; make it anew.",
+        ) from None
+    return slots, kinds
+
+
+def on_devices(job: Job, slots: tuple[Slot, ...] | None) -> Job:
+    """The first plan has one worker on each device."""
+    if slots is None:
+        return job
+    if len(job.schedule.entries) > 1:
+        raise PlanError(
+            "A job with named devices has no schedule.",
+            "whoever gives it devices says when their number changes.",
+            "leave --schedule out.",
+        )
+    if job.schedule.entries[0][1].workers == len(slots):
+        return job
+    return replace(job, schedule=Schedule(((0, Plan.even(job.template.ests, len(slots))),)))
 
 
 def attach_to(wanted: str | None, screen: Screen) -> int:

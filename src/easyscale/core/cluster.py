@@ -66,6 +66,27 @@ class Slot:
     uuid: str | None = None
 
 
+def slot_of_plain(raw: object) -> Slot:
+    """From JSON; unknown fields are left out. `ValueError`: it does not describe a device."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{raw!r} does not describe a device")
+    known = {name: raw[name] for name in ("id", "kind", "node", "uuid") if name in raw}
+    words = all(isinstance(value, str) for name, value in known.items() if not (name == "uuid" and value is None))
+    if not words or not known.get("id") or not known.get("kind"):
+        raise ValueError(f"{raw!r} does not describe a device")
+    return Slot(**known)
+
+
+def slots_of_plain(raw: object) -> tuple[Slot, ...]:
+    """At least one, each once."""
+    if not isinstance(raw, list | tuple):
+        raise ValueError(f"{raw!r} is no list of devices")
+    slots = tuple(one if isinstance(one, Slot) else slot_of_plain(one) for one in raw)
+    if not slots or len({slot.id for slot in slots}) < len(slots):
+        raise ValueError("a list of devices has one or more, each once")
+    return slots
+
+
 def total(devices: Devices) -> int:
     return sum(devices.values())
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from easyscale.core.cluster import Slot, slot_of_plain
 from easyscale.core.errors import UsageError
 from easyscale.core.observe import Observation
 from easyscale.core.plan import Plan
@@ -68,6 +69,8 @@ class WorkerSpec:
     rendezvous: str | None = None
     # "auto": CUDA where there is one (worker w takes GPU w modulo their number), else the CPU.
     device: str = "auto"
+    # The device that it has to itself; it sees no other. None: as `device` says.
+    slot: Slot | None = None
     # 1 as torchrun does: bits on a CPU depend on this number, so it must not follow the machine.
     threads: int = 1
     determinism: Level = "D1"
@@ -114,6 +117,8 @@ class WorkerSpec:
                 raw["observation"] = Observation.from_plain(raw["observation"])
             if raw.get("control") is not None:
                 raw["control"] = Control(**raw["control"])
+            if raw.get("slot") is not None:
+                raw["slot"] = slot_of_plain(raw["slot"])
             return cls(**{key: value for key, value in raw.items() if key in known})
         except (ValueError, TypeError, AttributeError) as problem:
             raise UsageError(

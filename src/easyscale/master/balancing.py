@@ -48,13 +48,14 @@ class Balance:
     def follow(self, s: Situation, given: Input) -> None:
         for decision in s.decisions:
             if isinstance(decision, InForce):
-                self._in_force(decision, s.now)
+                self._in_force(s, decision)
             elif isinstance(decision, Paused) and self._members:
                 # The first step on the new plan is in the pause, but would have been made without it.
                 self._switched(s.now, max(decision.seconds - (self._usual or 0.0), 0.0))
         if isinstance(given, Said) and given.worker in s.hands and not s.hands[given.worker].lost:
             if isinstance(given.body, Ready):
-                self._kinds[given.worker] = given.body.device or UNNAMED
+                slot = s.hands[given.worker].slot
+                self._kinds[given.worker] = given.body.device or UNNAMED if slot is None else slot.kind
             elif isinstance(given.body, StepDone):
                 self._step_done(s, given.body)
         if self.mind.pending is not None and s.calm and s.wish is None:
@@ -96,14 +97,18 @@ class Balance:
 
     # ------------------------------------------------------------------ facts for the mind
 
-    def _in_force(self, plan: InForce, now: float) -> None:
+    def _in_force(self, s: Situation, plan: InForce) -> None:
         pace = self.mind.pace.estimate()
         self._usual = pace.seconds if pace is not None else None
         self._members = plan.members
-        devices = tuple(Device(str(m.worker), self._kinds.get(m.worker, UNNAMED)) for m in plan.members)
-        self.mind.take(Granted(devices), now)
+        slots = {m.worker: s.hands[m.worker].slot for m in plan.members}
+        devices = tuple(
+            Device(str(worker), self._kinds.get(worker, UNNAMED), slot.node if slot is not None else "")
+            for worker, slot in slots.items()
+        )
+        self.mind.take(Granted(devices), s.now)
         self._next, self._ended, self._told, self._windows = plan.step, None, {}, 0
-        self._switched(now)
+        self._switched(s.now)
 
     def _switched(self, now: float, pause: float | None = None) -> None:
         self.mind.take(Switched({str(m.worker): m.count for m in self._members}, pause), now)

@@ -28,8 +28,9 @@ class Brain:
         self.facts = s = Situation(terms)
         s.steps = terms.first_step
         plan, _ = terms.schedule.at(terms.first_step)
+        s.slots = terms.slots
         s.planned = sum(1 for step, _ in terms.schedule.entries if step <= terms.first_step) - 1
-        s.wanted = Wanted(workers=plan.workers, split=plan.split)
+        s.wanted = Wanted(workers=plan.workers, split=plan.split, slots=terms.slots)
         s.asked = len(terms.schedule.entries) > 1 or plan != Plan.even(terms.ests, plan.workers)
         self.balance = Balance(terms.ests, terms.last_step)
 

@@ -35,7 +35,8 @@ class Crewroom:
 
     def start(self, start: Start, template: WorkerSpec, target: Target, control: Control) -> None:
         spec = replace(
-            template, worker=start.worker, split=start.split, rank=start.rank, resume=start.resume, control=control
+            template, worker=start.worker, split=start.split, rank=start.rank, resume=start.resume, control=control,
+            slot=start.slot,
         )  # fmt: skip
         out, err = self._folder.log(start.worker, "out"), self._folder.log(start.worker, "err")
         try:

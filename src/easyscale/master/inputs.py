@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from easyscale.core.cluster import Slot
+
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
@@ -57,11 +59,12 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Someone wishes another plan: a number of workers, a split, or a plan without one worker."""
+    """Someone wishes another plan: a number of workers, a split, a plan without one worker, or one on these devices."""
 
     workers: int | None = None
     split: tuple[int, ...] | None = None
     leave: int | None = None
+    slots: tuple[Slot, ...] | None = None
     kind: Literal["scale"] = "scale"
 
 

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import BOARD, Heard
 from easyscale.core.ports import ElasticLauncher
 from easyscale.core.requests import Accepted, AskCheckpoint, AskScale, AskStatus, Refused, Reply, Request
@@ -50,8 +51,13 @@ def run_elastic(
     folder: JobFolder,
     limits: Limits | None = None,
     title: str = "",
+    slots: tuple[Slot, ...] | None = None,
+    kinds: tuple[str, ...] = (),
 ) -> Outcome:
-    """Run the job to its end. What cannot be written is refused before the first worker starts."""
+    """Run the job to its end. What cannot be written is refused before the first worker starts.
+
+    `slots`: the devices that it begins on, where they have names. `kinds`: types of those that it may get later.
+    """
     if outputs.report is not None:
         check_report_path(outputs.report)
     if outputs.metrics_dir is not None:
@@ -60,7 +66,7 @@ def run_elastic(
     limits = replace(limits or Limits(), join=template.timeout, stop=template.timeout)
     heading = Heading(
         job=job, limits=limits, outputs=_absolute(outputs), title=title,
-        first_step=first_step(template.resume, template.checkpoint_dir),
+        first_step=first_step(template.resume, template.checkpoint_dir), slots=slots, kinds=kinds,
     )  # fmt: skip
     with folder.claim():
         journal = Journal(folder.journal)
@@ -160,7 +166,9 @@ class Master:
                 now="start it with --determinism D1, the default.",
             )
         if isinstance(request, AskScale):
-            given: Fact = Scale(workers=request.workers, split=request.split, leave=request.leave)
+            given: Fact = Scale(
+                workers=request.workers, split=request.split, leave=request.leave, slots=request.slots
+            )  # fmt: skip
         elif isinstance(request, AskCheckpoint):
             if self._heading.job.template.checkpoint_dir is None:
                 return Refused(
@@ -329,6 +337,9 @@ def _terms(heading: Heading, folder: JobFolder) -> Terms:
         resume_again=AUTO if template.checkpoint_dir is not None else template.resume,
         limits=heading.limits,
         last_step=template.max_steps,
+        level=template.determinism,
+        slots=heading.slots,
+        kinds=heading.kinds,
     )
 
 

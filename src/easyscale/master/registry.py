@@ -38,6 +38,7 @@ Stream = Literal["out", "err"]
 # From its first file until its master listens, a job has no master.json; after so long there will never be one.
 STARTING_SECONDS = 60.0
 _LONGEST_NAME = 40
+_LONGEST_ID = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +101,34 @@ class JobFolder:
 
     @classmethod
     def create(
-        cls, name: str, command: tuple[str, ...], ests: int, settings: Mapping[str, Any] | None = None
+        cls,
+        name: str,
+        command: tuple[str, ...],
+        ests: int,
+        settings: Mapping[str, Any] | None = None,
+        id: str | None = None,
     ) -> JobFolder:
-        """A new job with a new id and token. Its folder appears with job.json in it, never without."""
+        """A new job with a new token, and with a new id unless this very one is wanted. Its folder appears with
+        job.json in it, never without."""
         jobs = jobs_directory()
         name = clean_name(name)
+        if id is not None:
+            _check_id(jobs, id)
         new = Path(tempfile.mkdtemp(prefix=".new-", dir=jobs))  # 0700
         for part in ("logs", "workers"):
             (new / part).mkdir(mode=0o700)
         while True:
             record = JobRecord(
-                id=f"{name}-{secrets.token_hex(2)}", name=name, command=command, ests=ests, started=time.time(),
+                id=id or f"{name}-{secrets.token_hex(2)}", name=name, command=command, ests=ests, started=time.time(),
                 cwd=os.getcwd(), token=secrets.token_hex(16), settings=dict(settings or {}),
             )  # fmt: skip
             write_json(new / "job.json", asdict(record))
             try:
                 new.rename(jobs / record.id)
             except OSError:  # that id is in use: a folder with files in it is not replaced
+                if id is not None:
+                    shutil.rmtree(new, ignore_errors=True)
+                    _check_id(jobs, id)
                 if not (jobs / record.id).exists():
                     raise
             else:
@@ -299,6 +311,20 @@ def _sweep(jobs: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > STARTING_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_id(jobs: Path, id: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", id) or len(id) > _LONGEST_ID:
+        raise UsageError(
+            f"{id!r} cannot be the id of a job.",
+            "it is the name of a folder, and is typed in a shell.",
+            f"use letters, digits, dots, dashes and underscores, at most {_LONGEST_ID}, none of them first but a letter"
+            " or a digit.",
+        )
+    if (jobs / id).exists():
+        raise UsageError(
+            f"There is a job {id} already.", "an id names one job.", "choose another, or `easyscale ps --clean`."
+        )
 
 
 def clean_name(name: str) -> str:

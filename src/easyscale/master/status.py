@@ -27,11 +27,14 @@ def status_of(
         ests=record.ests,
         started=record.started,
         seats=tuple(
-            Seat(worker=m.worker, pid=facts.hands[m.worker].pid, first=m.first, count=m.count) for m in facts.members()
+            Seat(worker=m.worker, pid=hand.pid, first=m.first, count=m.count, slot=hand.slot.id if hand.slot else None)
+            for m in facts.members()
+            for hand in [facts.hands[m.worker]]
         ),
         plan_epoch=facts.current.epoch if facts.current is not None else -1,
         wanted=_wanted(facts),
         waiting=tuple(hand.number for hand in facts.candidates()),
+        held=tuple(dict.fromkeys(hand.slot.id for hand in facts.alive() if hand.slot is not None)),
         step=facts.steps,
         epoch=max(state.epochs - 1, 0),
         samples_per_second=progress.rate(),

@@ -1,7 +1,7 @@
 """A Ray cluster as EasyScale sees it: reached or not, its nodes, their devices, what a worker asks for.
 
 A device type is a custom resource (`ray start --resources '{"v100": 1}'`), or the accelerator type of real GPUs in
-small letters (`v100`, `a100`). `gpu`: any GPU. `cpu`: a processor core. A process is connected to one cluster at a time.
+small letters (`v100`, `a100`). `gpu`: any GPU. `cpu`: a processor core. A process is connected to one cluster.
 """
 
 from __future__ import annotations

@@ -145,7 +145,8 @@ class Keeper:
         environment = node_environment(os.environ, errand["environment"], errand.get("visible"))
         command = errand["command"]
         if spec is not None:
-            environment = worker_environment(environment, self._at_home(WorkerSpec.from_json(spec)))
+            worker = with_device(WorkerSpec.from_json(spec), environment.get("CUDA_VISIBLE_DEVICES"))
+            environment = worker_environment(environment, self._at_home(worker))
             command = command if errand.get("whole") else [*WORKER_COMMAND, *command]
         log = errand.get("log")
         with contextlib.ExitStack() as files:
@@ -250,6 +251,13 @@ _OF_THE_MACHINE = {
     "PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "HOSTNAME", "TMPDIR", "XDG_RUNTIME_DIR", "DISPLAY",
     "TERM", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES",
 }  # fmt: skip
+
+
+def with_device(spec: WorkerSpec, visible: str | None) -> WorkerSpec:
+    """A slot whose GPU has no name that we know is the one that Ray has given to this keeper."""
+    if spec.slot is None or spec.slot.uuid is not None or not visible:
+        return spec
+    return replace(spec, slot=replace(spec.slot, uuid=visible))
 
 
 def luggage(environment: Mapping[str, str]) -> dict[str, str]:

@@ -75,9 +75,8 @@ class RayLauncher:
         return memo
 
     def _ask(self, spec: WorkerSpec) -> Ask:
-        slot = getattr(spec, "slot", None)
-        if slot is not None:
-            return ask_for_slot(slot, self._labels)
+        if spec.slot is not None:
+            return ask_for_slot(spec.slot, self._labels)
         if self._kind is None:
             self._kind = self._choose(spec)
         return ask_for(self._kind, self._labels)
