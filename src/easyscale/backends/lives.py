@@ -1,6 +1,6 @@
-"""Whether a worker lives, and its end by force, by what is written down of it: the pid and the word of its start.
+"""Whether a worker or master lives, by what is written down of it: the pid and the word of its start.
 
-The word tells the back end. The pid of a worker elsewhere means nothing here: it is never looked up or signalled.
+The word tells the back end. The pid of a process elsewhere means nothing here: it is never looked up or signalled.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import signal
 from easyscale.backends.apart import process_start
 
 RAY = "ray:"
+# In a master's environment: where it is kept, for a master that is not looked for on this machine alone.
+KEPT_VARIABLE = "EASYSCALE_KEPT"
 
 
 def is_alive(pid: int, started: str) -> bool:
@@ -23,6 +25,11 @@ def is_alive(pid: int, started: str) -> bool:
             return launcher.is_alive(started)
         return False
     return pid > 0 and process_start(pid) == started
+
+
+def own_start() -> str:
+    """The word by which others find out whether this process lives."""
+    return os.environ.get(KEPT_VARIABLE) or process_start(os.getpid()) or ""
 
 
 def kill(pid: int, started: str) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from easyscale.backends import lives
 from easyscale.core.errors import UsageError
-from easyscale.master.files import fold, is_alive, jobs_directory, process_start, read_json, write_json
+from easyscale.master.files import fold, jobs_directory, process_start, read_json, write_json
 
 EntryState = Literal["running", "masterless", "dead", "ended"]
 Stream = Literal["out", "err"]
@@ -224,7 +224,7 @@ class JobFolder:
         if self.result() is not None:
             return "ended"
         master = self.master()
-        if master is not None and is_alive(master.pid, master.started):
+        if master is not None and lives.is_alive(master.pid, master.started):
             return "running"
         if any(lives.is_alive(worker.pid, worker.started) for worker in self.workers()):
             return "masterless"

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from easyscale.backends import leash
+from easyscale.backends.lives import KEPT_VARIABLE
 from easyscale.backends.local import WORKER_COMMAND, worker_environment
 from easyscale.backends.ray.tape import Tape
 from easyscale.core.spec import WorkerSpec
@@ -265,7 +266,7 @@ def luggage(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name not in _OF_THE_MACHINE and not name.startswith(("RAY_", "SSH_"))
+        if name not in _OF_THE_MACHINE and not name.startswith(("RAY_", "SSH_")) and name != KEPT_VARIABLE
     }
 
 

@@ -13,6 +13,7 @@ import ray.exceptions
 from easyscale.backends.ray.cluster import Ask, ask_for, ask_for_slot, connect, default_kind
 from easyscale.backends.ray.keeper import Errand, luggage
 from easyscale.backends.ray.process import LINGER_SECONDS, SCHEME, RayProcess
+from easyscale.backends.ray.sweeping import Sweeper
 from easyscale.core.spec import Target, WorkerSpec
 
 
@@ -40,6 +41,7 @@ class RayLauncher:
         self._command = list(command) if command is not None else None
         self._linger = linger
         self._kind: str | None = None
+        self._sweeper = Sweeper()
 
     def start_apart(self, spec: WorkerSpec, target: Target, out: Path, err: Path) -> RayProcess:
         """Returns at once; the worker runs when a device is free. Until then it lives, and can be killed."""

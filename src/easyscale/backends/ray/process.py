@@ -50,7 +50,7 @@ class RayProcess:
         self.code: int | None = None
         self.facts: dict[str, Any] = {}
         self._streams, self._places = streams, (0, 0)  # where what it prints goes; None: not to us
-        self._keeper: Any = None  # the handle of an actor
+        self._keeper: Any = None  # the handle of an actor, once there is one
         self._group: PlacementGroup | None = None
         self._endpoint: Path | None = None
         self._gone = threading.Event()
@@ -103,16 +103,16 @@ class RayProcess:
 
     def find(self, *, watch: bool = True) -> bool:
         """Whether it lives. Only one may `watch`: what it prints is then here, and nowhere else."""
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            self._group = ray.util.get_placement_group(self.name)
         try:
             self._keeper = ray.get_actor(self.name, namespace=NAMESPACE)
             self.facts = self._answer(lambda keeper: keeper.facts.remote())
+            lives = not self.facts["ended"] and self.facts["pid"] is not None
         except (ValueError, Unreachable, ray.exceptions.RayError):
-            self._finish()
-            return False
-        with contextlib.suppress(ValueError, ray.exceptions.RayError):
-            self._group = ray.util.get_placement_group(self.name)
-        if self.facts["ended"] or self.facts["pid"] is None:
-            self._clear_up()
+            lives = False
+        if not lives:
+            self._clear_up()  # a reservation without a process, where whoever made it died in between
             self._finish()
             return False
         self._remember(self.facts["memo"])
