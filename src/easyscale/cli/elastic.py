@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from easyscale.cli.checks import parse_workers
 from easyscale.cli.finding import find_job
 from easyscale.cli.front import COMMAND, Front, arguments, detach, role_of, run_as
+from easyscale.cli.ray import RayWish, launcher_of, own_address
 from easyscale.core.cluster import Slot, slots_of_plain
 from easyscale.core.errors import PlanError, UsageError
 from easyscale.core.plan import Plan, Schedule
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
     from easyscale.master.supervisor import Job, Outcome
 
 
+LOOPBACK = "127.0.0.1"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
     """The flags of `run` that only a job with ESTs has."""
 
     name: str
     workers: str | None = None
-    listen: str = "127.0.0.1"
+    listen: str = LOOPBACK
     heartbeat: float = 5.0
     start_limit: float = 120.0
     grace: float = 30.0
@@ -42,14 +46,17 @@ class Elastic:
     rebalance: bool = False
     log_limit: float | None = None  # megabytes
     process_limit: int | None = None
+    ray: RayWish | None = None  # None: workers on this machine
 
     def limits(self, ests: int) -> Limits:
         from easyscale.master.limits import Limits
 
         return Limits(
             heartbeat=self.heartbeat, start=self.start_limit, grace=self.grace, orphan=self.orphan,
-            max_restarts=self.max_restarts, listen=self.listen, rebalance=self.rebalance,
+            max_restarts=self.max_restarts, rebalance=self.rebalance,
             log_bytes=None if self.log_limit is None else int(self.log_limit * 1e6), processes=self.process_limit,
+            listen=own_address() if self.ray is not None and self.listen == LOOPBACK else self.listen,
+            meeting="file" if self.ray is None else "master",
             workers=parse_workers(self.workers, ests) if self.workers and ":" in self.workers else None,
         )  # fmt: skip
 
@@ -86,18 +93,18 @@ def run_elastic(job: Job, screen: Screen, outputs: Outputs, flags: Elastic) -> i
 
     role, known = role_of(flags.internal)
     ests, argv = job.template.ests, arguments(sys.argv)
-    folder = JobFolder.open(known) if role else JobFolder.create(flags.name, ("easyscale", *sys.argv[1:]), ests)
+    settings = None if flags.ray is None else flags.ray.settings()
+    folder = (
+        JobFolder.open(known) if role else JobFolder.create(flags.name, ("easyscale", *sys.argv[1:]), ests, settings)
+    )  # fmt: skip
     if flags.detach and role is None:
         return detach(folder, run_as("front" if flags.restart_master else "master", folder, argv))
     if flags.restart_master and role != "master":
         return Front(folder, run_as("master", folder, argv), (*COMMAND, "attach", folder.id)).run()
-    from easyscale.backends.local import LocalLauncher
     from easyscale.master.master import run_elastic as run_master
 
-    limits = flags.limits(ests)
-    launcher = LocalLauncher(os.environ)
-
     def run() -> Outcome:
+        limits, launcher = flags.limits(ests), launcher_of(folder, flags.ray)
         slots, kinds = devices_of(folder)
         return run_master(
             on_devices(job, slots), launcher, screen, outputs, folder, limits, slots=slots, kinds=kinds
@@ -150,10 +157,9 @@ def attach_to(wanted: str | None, screen: Screen) -> int:
     if why is not None:
         now = f"`easyscale logs {folder.id}` shows what its workers printed."
         raise UsageError(f"The job {folder.id} needs no master.", why, now)
-    from easyscale.backends.local import LocalLauncher
     from easyscale.master.master import attach
 
-    return to_the_end(folder, lambda: attach(folder, LocalLauncher(os.environ), screen)).exit_code
+    return to_the_end(folder, lambda: attach(folder, launcher_of(folder), screen)).exit_code
 
 
 def to_the_end(folder: JobFolder, run: Callable[[], Outcome]) -> Outcome:

@@ -45,6 +45,19 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker. On a CPU they decide bits.")]
 Determinism = Annotated[Level, typer.Option(help="D0: same plan, same bits. D1: any number of workers.")]
 
+# ---------------------------------------------------------------------------------------- where
+
+Backend = Annotated[Literal["local", "ray"], typer.Option(help="What starts workers: this machine, or a Ray cluster.")]
+RayAddress = Annotated[
+    str | None, typer.Option(metavar="auto|HOST:PORT", help="The Ray cluster. Default: auto, that of this machine.")
+]
+Types = Annotated[
+    str | None,
+    typer.Option(metavar="TYPE,...", help="Device types in the Ray cluster that may be used, the best first."),
+]
+RayLabels = Annotated[str | None, typer.Option(metavar="NAME=VALUE,...", help="Only nodes with these labels.")]
+RayWait = Annotated[bool, typer.Option("--ray-wait", help="Also for types that no node has yet: one may come.")]
+
 # ---------------------------------------------------------------------------------------- limits and faults
 
 Timeout = Annotated[float, typer.Option(help="Seconds without an answer after which a peer is lost.")]

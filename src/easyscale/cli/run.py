@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from easyscale.cli.checks import (
 )
 from easyscale.cli.elastic import Elastic, attach_to, check_elastic, run_elastic
 from easyscale.cli.finding import JobArgument
+from easyscale.cli.ray import wish_of, with_workers
 from easyscale.core.spec import Target, WorkerSpec
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ def run(
     device: options.Device = "auto",
     threads: options.Threads = 1,
     determinism: options.Determinism = "D1",
+    backend: options.Backend = "local",
+    ray_address: options.RayAddress = None,
+    types: options.Types = None,
+    ray_labels: options.RayLabels = None,
+    ray_wait: options.RayWait = False,
     timeout: options.Timeout = 300.0,
     heartbeat: options.Heartbeat = 5.0,
     start_limit: options.StartLimit = 120.0,
@@ -94,16 +101,17 @@ def run(
     )  # fmt: skip
     check_settings(template)
     check_elastic(elastic, engine)
-    plans = schedule_for(wish, os.environ)
-    check_level(template, plans)
     if not module:
         check_script(script)
+    ray = wish_of(backend, engine, ray_address, types, ray_labels, wait=ray_wait)
+    plans = schedule_for(with_workers(wish, ray), os.environ)
+    check_level(template, plans)
     job = Job(target=Target(script, tuple(args or ()), module), schedule=plans, template=template)
     outputs = Outputs(report=report, metrics_dir=metrics_dir)
     if engine == "ddp":
         code = run_job(job, LocalLauncher(os.environ), _screen(quiet=quiet), outputs).exit_code
     else:
-        code = run_elastic(job, _screen(quiet=quiet), outputs, elastic)
+        code = run_elastic(job, _screen(quiet=quiet), outputs, replace(elastic, ray=ray))
     raise typer.Exit(code)
 
 

@@ -50,7 +50,7 @@ class Brain:
                     self._begun_again()
             case Started():
                 hand = s.hands[given.worker]
-                hand.pid, hand.started = given.pid, given.started
+                hand.pid, hand.started = given.pid or None, given.started
             case NotStarted():
                 s.hands[given.worker].ended = True
                 self._gone(s.hands[given.worker], f"could not be started ({given.why})", None)
@@ -96,7 +96,7 @@ class Brain:
             return
         if hand.lost or (hand.ended and not isinstance(body, StepDone | Done | Failed)):
             s.dropped["nobody"] += 1
-            if not hand.ended:
+            if not hand.ended or isinstance(body, Hello | Beat):  # it was given up, and was only out of reach
                 s.send(said.worker, Fence(why="it was declared lost; its ESTs run elsewhere"))
             return
         hand.spoke, hand.heard = True, s.now

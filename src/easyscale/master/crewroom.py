@@ -51,7 +51,7 @@ class Crewroom:
         except OSError as problem:
             self._tell(NotStarted(worker=start.worker, why=problem.strerror or str(problem)))
             return
-        self._folder.write_worker(start.worker, process.pid)
+        self._folder.write_worker(start.worker, process.pid, process.started)
         self._watch(start.worker, process)
         self._tails.follow(start.worker, out, err)
         self._tell(Started(worker=start.worker, pid=process.pid, started=process.started))
@@ -61,7 +61,7 @@ class Crewroom:
         if pid is None:
             record = next((one for one in self._folder.workers() if one.worker == worker), None)
             pid, started = (record.pid, record.started) if record is not None else (0, "")
-        process = self._launcher.attach(pid, started) if pid else None
+        process = self._launcher.attach(pid, started) if started else None
         self._tails.follow(
             worker, self._folder.log(worker, "out"), self._folder.log(worker, "err"), from_end=True
         )  # fmt: skip

@@ -30,7 +30,10 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A worker's process runs. `started`: the start time of the pid, so that a reused number is never touched."""
+    """A worker's process runs. `started`: the start time of the pid, so that a reused number is never touched.
+
+    A pid of 0: not on this machine, or not known yet. The worker tells it when it says hello.
+    """
 
     worker: int
     pid: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,3 +48,6 @@ class Limits:
     processes: int | None = None
     # The address of the control channel. Loopback: nobody outside this machine can reach it.
     listen: str = "127.0.0.1"
+    # Where the workers of a plan find each other: a file in the job's folder, or a board that the master keeps and that
+    # is reached on the control channel, from any machine.
+    meeting: Literal["file", "master"] = "file"

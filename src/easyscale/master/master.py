@@ -13,8 +13,9 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from easyscale.backends.lives import own_start
 from easyscale.core.cluster import Slot
-from easyscale.core.control import Heard
+from easyscale.core.control import BOARD, Heard
 from easyscale.core.ports import ElasticLauncher
 from easyscale.core.requests import Accepted, AskCheckpoint, AskScale, AskStatus, Refused, Reply, Request
 from easyscale.core.spec import Control
@@ -22,7 +23,6 @@ from easyscale.master.book import Book, is_written
 from easyscale.master.channel import Channel
 from easyscale.master.crewroom import Crewroom
 from easyscale.master.decisions import Answer, Decision, End, Kill, Send, Start
-from easyscale.master.files import process_start
 from easyscale.master.inputs import Begun, Fact, Input, Said, Save, Scale, Stop
 from easyscale.master.interrupts import Interrupts
 from easyscale.master.journal import Entry, Heading, Journal, read
@@ -263,8 +263,7 @@ class Master:
         self._told = len(self._book.state.events)
 
     def _announce(self) -> None:
-        started = process_start(os.getpid())
-        self._folder.write_master(os.getpid(), started or "", self._control().host, self._channel.port)
+        self._folder.write_master(os.getpid(), own_start(), self._control().host, self._channel.port)
 
     def _begin(self) -> None:
         folder = self._heading.outputs.metrics_dir
@@ -331,7 +330,9 @@ def _terms(heading: Heading, folder: JobFolder) -> Terms:
     return Terms(
         ests=template.ests,
         schedule=heading.job.schedule,
-        rendezvous=lambda epoch: str(folder.rendezvous(epoch)),
+        rendezvous=lambda epoch: (
+            f"{BOARD}{epoch}" if heading.limits.meeting == "master" else str(folder.rendezvous(epoch))
+        ),
         first_step=heading.first_step,
         resume=template.resume,
         resume_again=AUTO if template.checkpoint_dir is not None else template.resume,

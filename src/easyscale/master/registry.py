@@ -28,8 +28,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from easyscale.backends import lives
 from easyscale.core.errors import UsageError
-from easyscale.master.files import fold, is_alive, jobs_directory, process_start, read_json, write_json
+from easyscale.master.files import fold, jobs_directory, process_start, read_json, write_json
 
 EntryState = Literal["running", "masterless", "dead", "ended"]
 Stream = Literal["out", "err"]
@@ -206,9 +207,9 @@ class JobFolder:
         """`started` comes from `files.process_start(pid)`."""
         write_json(self.master_file, asdict(MasterRecord(pid=pid, started=started, host=host, port=port)))
 
-    def write_worker(self, worker: int, pid: int) -> None:
-        """Note the process of a worker that was just started."""
-        started = process_start(pid) or ""
+    def write_worker(self, worker: int, pid: int, started: str | None = None) -> None:
+        """Note the process of a worker that was just started. `started`: from its launcher, else from the pid."""
+        started = (process_start(pid) or "") if started is None else started
         write_json(
             self.path / "workers" / f"{worker}.json", asdict(WorkerRecord(worker=worker, pid=pid, started=started))
         )
@@ -225,16 +226,16 @@ class JobFolder:
         if self.result() is not None:
             return "ended"
         master = self.master()
-        if master is not None and is_alive(master.pid, master.started):
+        if master is not None and lives.is_alive(master.pid, master.started):
             return "running"
-        if any(is_alive(worker.pid, worker.started) for worker in self.workers()):
+        if any(lives.is_alive(worker.pid, worker.started) for worker in self.workers()):
             return "masterless"
         if master is None and self.record() is not None and self._age() < STARTING_SECONDS:
             return "running"
         return "dead"
 
     def live_workers(self) -> list[WorkerRecord]:
-        return [worker for worker in self.workers() if is_alive(worker.pid, worker.started)]
+        return [worker for worker in self.workers() if lives.is_alive(worker.pid, worker.started)]
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
