@@ -18,6 +18,7 @@ class JobSubmitted:
     requested: int | None = None  # devices that its user asked for; None: as many as it can use
     kind: str = ""  # the type that its user asked for; empty: no matter
     switch_seconds: float | None = None  # what a switch is expected to cost it, before one was measured
+    start_seconds: float | None = None  # and a start on no devices before; None: as much as a switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class JobProgressed:
     job: str
     done: float  # global steps completed in all
     switch_seconds: float | None = None  # what a switch costs it, where one was measured since
+    start_seconds: float | None = None  # the same for a start
     work: float | None = None  # global steps in all, where it has learned that
 
 

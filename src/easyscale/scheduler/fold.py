@@ -37,6 +37,8 @@ def apply(cluster: Cluster, event: Event) -> None:
                 job.done, job.told = event.done, event.time
                 if event.switch_seconds is not None:
                     job.switch_seconds = event.switch_seconds
+                if event.start_seconds is not None:
+                    job.start_seconds = event.start_seconds
                 if event.work is not None:
                     job.work = event.work
         case JobSubmitted():
@@ -79,6 +81,7 @@ def _submit(cluster: Cluster, event: JobSubmitted) -> None:
     )  # fmt: skip
     if event.switch_seconds is not None:
         job.switch_seconds = event.switch_seconds
+    job.start_seconds = event.start_seconds
     cluster.jobs[event.job] = job
     cluster.touched[event.job] = None
     cluster.demand += job.asked
@@ -129,6 +132,7 @@ def _allocate(cluster: Cluster, job: Job, event: Allocated) -> None:
         return
     first_of_this_moment = event.time > job.since or not job.switches
     _settle(job, event.time)
+    starts = not job.devices and job.start_seconds is not None
     _hold(cluster, job, event.devices)
     job.batch = event.batch
     if job.devices:
@@ -137,7 +141,8 @@ def _allocate(cluster: Cluster, job: Job, event: Allocated) -> None:
             _bind(cluster, job)
         elif first_of_this_moment:
             job.switches += 1
-        job.resumes = event.time + job.switch_seconds
+        pause = job.start_seconds if starts and job.start_seconds is not None else job.switch_seconds
+        job.resumes = event.time + pause
     _forget_calls(cluster)
 
 

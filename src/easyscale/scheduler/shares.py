@@ -11,6 +11,9 @@ pause and rest together. What it holds needs no pause. So the dearer a switch, t
 fewer devices a short job is given that would stand still with it. A pause counts `payback` times, because in a crowd no
 share lasts: the next change asks for another pause. For the same reason a change is not expected to last longer than
 the median job here still needs.
+
+Where a start costs more than a switch (processes that have to begin), a job at work is worth that much more to keep at
+work, on few devices rather than on none.
 """
 
 from __future__ import annotations
@@ -52,6 +55,7 @@ class Claim:
     pause: float  # of a change, or of a start
     rest: float  # of the pause that it is in
     given: dict[str, int]
+    start: float = 0.0  # of a job at work: what a start would cost it more than a change, if it lost everything
     count: int = 0  # of these
     worth: float = 0.0  # of holding these
 
@@ -74,6 +78,8 @@ class Shares:
         best, now = standing.best, self.cluster.now
         if best <= 0.0:
             return Claim(job, standing, 1, 0, 0.0, 0.0, 0.0, 0.0, {})
+        start, switch = job.start_seconds, job.switch_seconds
+        more = 0.0 if start is None else self.terms.payback * (start - switch)
         rest, done = 0.0, job.done
         if job.devices:
             if job.resumes > now:
@@ -84,9 +90,10 @@ class Shares:
         time = left / best
         if time < SOON:
             time = SOON
-        pause = self.terms.payback * job.switch_seconds
+        pause = self.terms.payback * switch + (0.0 if job.devices else more)
         weight = time**-self.terms.power / best
-        return Claim(job, standing, job.needs.least, job.most, time * best, weight, pause, rest, {})
+        stays = more if more > 0.0 and job.devices else 0.0
+        return Claim(job, standing, job.needs.least, job.most, time * best, weight, pause, rest, {}, stays)
 
     def _median(self) -> float:
         times = sorted(claim.left / claim.standing.best for claim in self.claims if claim.most)
@@ -201,12 +208,17 @@ class Shares:
                 best, at, after = gain, count, worth
         if not at:
             return None
-        return best * claim.weight * (1.0 + STAY if same and not given else 1.0), kind, at - given, after
+        stay = 1.0 + STAY if same and not given else 1.0
+        if claim.start and not given:
+            stay += claim.start * self._haste
+        return best * claim.weight * stay, kind, at - given, after
 
     def _only(self, claim: Claim, kind: str) -> Step | None:
         """The start of a job that can use one device, as most do."""
         worth = self._worth(claim, {kind: 1}, claim.standing.curves[kind].rates[1])
         stay = 1.0 + STAY if kind in claim.job.devices else 1.0
+        if claim.start:
+            stay += claim.start * self._haste
         return worth * claim.weight * stay, kind, 1, worth
 
     def _mix(self, claim: Claim) -> Step | None:

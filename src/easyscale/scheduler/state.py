@@ -39,6 +39,7 @@ class Job:
     attained: float = 0.0  # device-seconds until `since`
     switches: int = 0
     switch_seconds: float = 1.0  # what its next switch is expected to cost
+    start_seconds: float | None = None  # and a start where it holds nothing; None: as much
     batch: float = 1.0  # factor of its global batch; other than 1 only where it allowed that
 
     @property

@@ -44,7 +44,7 @@ def events_of(state: State, record: Record) -> list[Event]:
         body = record.body
         return [QuotaSet(time=record.time, tenant=body["name"], quota=body["quota"], borrow=body["borrow"])]
     if record.kind == "job-submitted":
-        return [_submitted(record)]
+        return [_submitted(record, state.start_seconds())]
     job = state.jobs.get(record.job or "")
     told = _JOBS.get(record.kind)
     return list(told(state, job, record)) if job is not None and told is not None else []
@@ -82,7 +82,7 @@ def _lost(device: Device, now: float) -> Iterable[Event]:
     yield DevicesLost(time=now, devices=one, held={device.job: one} if device.job is not None else {})
 
 
-def _submitted(record: Record) -> JobSubmitted:
+def _submitted(record: Record, start: float) -> JobSubmitted:
     body = record.body
     spec = JobSpec.model_validate(body["spec"])
     assert record.job is not None
@@ -91,19 +91,20 @@ def _submitted(record: Record) -> JobSubmitted:
         min_workers=spec.min_workers, max_workers=min(spec.ests, spec.max_workers or spec.ests),
         total=spec.max_steps or spec.steps,
     )  # fmt: skip
-    return _entering(job, record.time)
+    return _entering(job, record.time, start)
 
 
-def _entering(job: Job, now: float) -> JobSubmitted:
+def _entering(job: Job, now: float, start: float) -> JobSubmitted:
     return JobSubmitted(
         time=now, job=job.id, needs=job.needs(), speed=speed_of_plain(job.speed),
         work=float(job.total) if job.total is not None else None, switch_seconds=job.switch_seconds,
+        start_seconds=start,
     )  # fmt: skip
 
 
 def _resumed(state: State, job: Job, record: Record) -> Iterable[Event]:
     if job.wish == "pause":
-        yield _entering(job, record.time)
+        yield _entering(job, record.time, state.start_seconds())
         yield JobProgressed(time=record.time, job=job.id, done=float(job.step))
 
 
@@ -136,6 +137,12 @@ def _progressed(state: State, job: Job, record: Record) -> Iterable[Event]:
     )  # fmt: skip
 
 
+def _running(state: State, job: Job, record: Record) -> Iterable[Event]:
+    yield JobProgressed(
+        time=record.time, job=job.id, done=float(record.body["step"]), start_seconds=record.time - job.began
+    )  # fmt: skip
+
+
 def _proposed(state: State, job: Job, record: Record) -> Iterable[Event]:
     speed: Speed = speed_of_plain(record.body["speed"])
     yield JobProposed(time=record.time, job=job.id, speed=speed, limit=record.body.get("limit"))
@@ -144,5 +151,6 @@ def _proposed(state: State, job: Job, record: Record) -> Iterable[Event]:
 _JOBS: dict[str, Callable[[State, Job, Record], Iterable[Event]]] = {
     "job-resume": _resumed, "job-pause": _left, "job-cancel": _left, "job-finished": _left, "job-failed": _left,
     "job-cancelled": _left, "job-stopped": _without_devices, "job-retried": _without_devices,
-    "job-allocated": _allocated, "job-limits": _limits, "job-progressed": _progressed, "job-proposed": _proposed,
+    "job-running": _running, "job-allocated": _allocated, "job-limits": _limits,
+    "job-progressed": _progressed, "job-proposed": _proposed,
 }  # fmt: skip

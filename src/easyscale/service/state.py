@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 from easyscale.core.cluster import Needs, Slot
@@ -11,6 +12,8 @@ from easyscale.service.models import JobSpec, JobWord
 from easyscale.service.records import Record
 
 MOST_PLANS = 200  # of one job that are kept for its page
+MOST_STARTS = 15
+USUAL_START = 10.0  # seconds until a run trains, before any did
 MOST_SPANS = 20_000  # of all devices that are kept for the timeline
 
 
@@ -56,11 +59,13 @@ class Job:
     run: int = 0  # how often it was started
     active: bool = False  # its last run has not ended, as far as is known
     training: bool = False  # that run has completed a step
+    began: float = 0.0  # its last run
     started: float | None = None
     ended: float | None = None
     end: Literal["finished", "failed", "cancelled"] | None = None
     limit: int | None = None
     step: int = 0
+    best: int = 0  # the furthest step of all runs: who only repeats steps makes no progress
     total: int | None = None
     loss: float | None = None
     samples_per_second: float | None = None
@@ -112,10 +117,15 @@ class State:
     policy: str = ""
     spans: list[Span] = field(default_factory=list)
     open: dict[str, Span] = field(default_factory=dict)  # by device
+    starts: list[float] = field(default_factory=list)  # seconds that the last runs needed until they trained
     seq: int = 0
 
     def of_kind(self, kind: str) -> list[Device]:
         return [device for device in self.devices.values() if device.kind == kind]
+
+    def start_seconds(self) -> float:
+        """What a start costs here, as the last ones went."""
+        return median(self.starts) if self.starts else USUAL_START
 
     def counts(self, ids: tuple[str, ...]) -> dict[str, int]:
         found: dict[str, int] = {}
@@ -193,9 +203,11 @@ class State:
                 self._assign(job, (), record.time)
             case "starting":
                 job.run, job.active, job.training, job.told = body["run"], True, False, record.time
+                job.began = record.time
                 job.started = job.started or record.time
             case "running":
                 job.training = True
+                self.starts = [*self.starts[1 - MOST_STARTS :], record.time - job.began]
             case "stopped":
                 job.active = job.training = False
                 job.step = max(job.step, body["step"])
@@ -219,9 +231,9 @@ class State:
                 self._end(job, end, record)
 
     def _progress(self, job: Job, body: Mapping[str, Any]) -> None:
-        if body["step"] > job.step:
-            job.crashes = 0
         job.step = body["step"]
+        if job.step > job.best:
+            job.best, job.crashes = job.step, 0
         job.total = body.get("total") or job.total
         job.loss, job.samples_per_second = body.get("loss"), body.get("samples_per_second")
         job.switch_seconds = body.get("switch_seconds", job.switch_seconds)

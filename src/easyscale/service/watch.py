@@ -15,6 +15,7 @@ from easyscale.service.state import Job
 
 PROGRESS_SECONDS = 10.0  # between two records of a job's progress
 CRASHES = 3  # runs in a row that may vanish without a step; then the job has failed
+KILLED = 128 + signal.SIGKILL  # its last worker was: by the machine, for want of memory, by someone's hand
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 Note = Callable[..., News]
 
@@ -83,13 +84,15 @@ class Watch:
             return self.note("job-cancelled", job.id, step=sight.steps)
         if sight.exit_code in STOPPED:
             return self.note("job-stopped", job.id, run=job.run, step=max(sight.steps, job.step))
+        if sight.exit_code == KILLED:
+            return self._vanished(job, sight)
         why = (sight.error or f"It ended with exit code {sight.exit_code}.").strip()[-4000:]
         if job.retries < job.spec.retries and job.wish == "run":
             return self.note("job-retried", job.id, run=job.run, why=why, counted=True)
         return self.note("job-failed", job.id, step=sight.steps, error=why, exit_code=sight.exit_code)
 
     def _vanished(self, job: Job, sight: Sight) -> News:
-        """Master and workers are gone without a word: a machine went down. It goes on from its last checkpoint."""
+        """Its workers were killed, or the whole machine went down. It goes on from its last checkpoint."""
         if job.wish == "cancel":
             return self.note("job-cancelled", job.id, step=job.step)
         if job.wish == "pause":
