@@ -85,7 +85,7 @@ class FakePeople:
     def tokens(self) -> list[TokenView]:
         return list(self._tokens.values())
 
-    def audit(self, user: str, action: str, target: str, ok: bool, address: str, detail: str) -> None:
+    def audit(self, user: str, action: str, target: str, *, ok: bool, address: str, detail: str) -> None:
         if self.audit_fails:
             raise OSError("the disk is full")
         entry = AuditView(

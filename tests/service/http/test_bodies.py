@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from easyscale.service.errors import NotReadyError
+from easyscale.service.errors import StoreError
 from service.running import Service
 
 SPEC = {"name": "digits", "script": "train.py", "workdir": "/srv/work", "ests": 4}
@@ -230,9 +230,9 @@ def test_an_upload_whose_client_leaves_is_forgotten(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port), 10) as sock:
         sock.sendall(head)
     until = time.monotonic() + 10
-    while b'status="499"' not in service.metrics.text(service.desk) and time.monotonic() < until:
+    while b'status="499"' not in service.metrics.text(service.desk, ()) and time.monotonic() < until:
         time.sleep(0.02)
-    assert b'status="499"' in service.metrics.text(service.desk)
+    assert b'status="499"' in service.metrics.text(service.desk, ())
     assert service.desk.snapshots == {}
 
 
@@ -242,12 +242,24 @@ def test_an_empty_upload_is_a_mistake(shared: Service) -> None:
 
 def test_what_the_service_cannot_do_now_is_told_as_503(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
-        raise NotReadyError("The job was not taken.", "the disk is full.", "free some space.")
+        raise StoreError("The job was not taken.", "the disk is full.", "free some space.")
 
     monkeypatch.setattr(service.desk, "submit", full)
     answer = service.as_("ann").post("/api/v1/jobs", json=SPEC)
     assert answer.status_code == 503
     assert answer.json()["why"] == "the disk is full."
+
+
+def test_a_store_that_does_not_answer_turns_nobody_into_a_stranger(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(token: str) -> None:
+        raise StoreError("The store does not answer.", "its disk is full.", "free some space.")
+
+    monkeypatch.setattr(service.people, "authenticate", silent)
+    answer = service.as_("ann").get("/api/v1/info")
+    assert answer.status_code == 503
+    assert answer.json()["what"] == "The store does not answer."
 
 
 def test_a_mistake_of_ours_shows_an_id_and_no_traceback(

@@ -11,6 +11,7 @@ from easyscale.service.ports import Person
 from service.fakes import FakeDesk, busy_desk, spec
 from service.running import Service
 
+TEAMS = ("vision", "speech")
 Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -33,7 +34,7 @@ def test_the_figures_of_the_scheduler_are_those_that_it_told() -> None:
     metrics.switched(0.4)
     metrics.lost_worker()
     metrics.appended(0.001, 5)
-    values = parsed(metrics.text(busy_desk()).decode())
+    values = parsed(metrics.text(busy_desk(), TEAMS).decode())
     assert value(values, "easyscale_decision_seconds_count") == 2
     assert value(values, "easyscale_decision_seconds_bucket", le="0.005") == 1
     assert value(values, "easyscale_decision_changes_total") == 3
@@ -47,7 +48,7 @@ def test_the_figures_of_the_scheduler_are_those_that_it_told() -> None:
 def test_what_is_now_is_read_from_the_desk() -> None:
     desk = busy_desk(more=5)
     desk.lose("t4-3", "gone", Person("root", "vision", "admin"))
-    values = parsed(Metrics().text(desk).decode())
+    values = parsed(Metrics().text(desk, TEAMS).decode())
     assert value(values, "easyscale_queue_jobs", team="vision") == 3
     assert value(values, "easyscale_queue_jobs", team="speech") == 3
     assert value(values, "easyscale_devices", type="v100", state="held") == 4
@@ -64,14 +65,14 @@ def test_the_number_of_lines_for_jobs_is_bounded() -> None:
     desk = FakeDesk()
     for job in desk.submit(spec(array=MOST_JOBS + 50), Person("ann", "vision", "user")).jobs:
         desk.put(job, "running")
-    text = Metrics().text(desk).decode()
+    text = Metrics().text(desk, TEAMS).decode()
     assert text.count("easyscale_job_samples_per_second{") == MOST_JOBS
 
 
 def test_a_name_with_quotes_and_line_ends_stays_in_its_label() -> None:
     desk = FakeDesk()
     desk.submit(spec(), Person("ann", 'a"b\\c\nd', "user"))
-    values = parsed(Metrics().text(desk).decode())
+    values = parsed(Metrics().text(desk, ['a"b\\c\nd']).decode())
     assert value(values, "easyscale_queue_jobs", team='a"b\\c\nd') == 1
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import pytest
 
+from easyscale.service.errors import StoreError
 from easyscale.service.ports import Person
 from service.fakes import spec
 from service.running import Service
@@ -192,3 +194,23 @@ def test_a_number_from_another_log_starts_at_the_end_of_this_one(service: Servic
 def test_a_malformed_last_event_id_is_a_mistake(service: Service) -> None:
     answer = service.as_("root").get("/api/v1/stream", headers={"Last-Event-ID": "drop table"})
     assert answer.status_code == 422
+
+
+def test_a_stream_ends_when_the_store_fails_and_starts_again_when_it_is_back(
+    start: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = start(heartbeat=0.05)
+
+    def silent(*_: object) -> None:
+        raise StoreError("The store does not answer.", "its disk is full.", "free some space.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(service.desk, "records", silent)
+        assert service.as_("root").get("/api/v1/stream").status_code == 503
+    with service.as_("root").stream("GET", "/api/v1/stream", params={"after": 0}) as answer:
+        assert read(answer, 1)[0]["seq"] == 1
+    with monkeypatch.context() as patch, service.as_("root").stream("GET", "/api/v1/stream") as answer:
+        until_open(service)
+        patch.setattr(service.people, "authenticate", silent)
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(answer.iter_lines())

@@ -30,22 +30,28 @@ class Body:
             return
         upload = scope["path"] in UPLOADS
         most = int(self._settings.snapshot_mb * 2**20) if upload else self._settings.body_kb * 1024
-        declared = Headers(scope=scope).get("content-length", "")
+        declared = _declared(scope)
         try:
-            if declared.isdigit() and (len(declared) > 15 or int(declared) > most):
+            if declared > most:
                 raise too_large(most)
             if upload:
                 receive = _counted(receive, most, self._settings.body_seconds)
             else:
                 receive = _replay(await _read(receive, most, self._settings.body_seconds), receive)
         except RefusedError as error:
-            if error.status == 413:
+            if error.status == 413 and declared <= DRAIN_BYTES:
                 await _drain(receive)
             await refused(scope, error)(scope, receive, send)
             return
         except Gone:
             return
         await self._app(scope, receive, send)
+
+
+def _declared(scope: Scope) -> int:
+    """The length that the head claims; 0: none, as of a body in chunks."""
+    text = Headers(scope=scope).get("content-length", "")
+    return int(text[:20]) if text.isascii() and text.isdigit() else 0
 
 
 def too_large(most: int) -> RefusedError:

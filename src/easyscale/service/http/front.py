@@ -97,18 +97,12 @@ class Front:
             return  # a flood of refusals is not to flood the audit
         detail = "" if status < 400 else f"{status} {state.get('problem', '')}"
         target = state.get("target") or " ".join(str(part) for part in scope.get("path_params", {}).values())
-        entry = (
-            user,
-            name or clean(f"{scope['method']} {scope['path']}", 100),
-            clean(target, 500),
-            status < 400,
-            state["address"],
-            clean(detail, 500),
-        )
+        entry = (user, name or clean(f"{scope['method']} {scope['path']}", 100), clean(target, 500))
+        rest = {"ok": status < 400, "address": state["address"], "detail": clean(detail, 500)}
         try:
-            await asyncio.to_thread(self._parts.people.audit, *entry)
+            await asyncio.to_thread(self._parts.people.audit, *entry, **rest)
         except Exception:
-            log.exception("the audit could not be written: %s", entry)
+            log.exception("the audit could not be written: %s %s", entry, rest)
 
 
 def _harden(scope: Scope, headers: MutableHeaders) -> None:

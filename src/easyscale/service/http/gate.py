@@ -9,6 +9,7 @@ from http.cookies import CookieError, SimpleCookie
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from easyscale.core.errors import EasyScaleError
 from easyscale.service.http.clean import clean
 from easyscale.service.http.limits import Buckets, neighbourhood, too_often
 from easyscale.service.http.parts import API, Parts
@@ -33,7 +34,7 @@ class Gate:
         if scope["type"] == "http":
             try:
                 await self._admit(scope, Headers(scope=scope))
-            except RefusedError as error:
+            except EasyScaleError as error:  # a refusal, or a store that does not answer
                 await refused(scope, error)(scope, receive, send)
                 return
         elif scope["type"] == "websocket":

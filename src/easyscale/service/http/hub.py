@@ -39,6 +39,7 @@ class Hub:
         self.closed = False
         self.open: dict[str, int] = {}  # streams of each user
         self._news = asyncio.Event()
+        self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._pulling: asyncio.Task[None] | None = None
@@ -46,14 +47,14 @@ class Hub:
 
     async def start(self) -> None:
         """Called by each stream; the first one subscribes."""
-        if self._loop is not None:
-            return
-        self._loop = asyncio.get_running_loop()
-        self._unsubscribe = self._desk.subscribe(self._woken)
-        if not self.last:
+        async with self._starting:
+            if self._loop is not None:
+                return
             page = await asyncio.to_thread(self._desk.records, 0, 1, None, True)
-            self._floor = self.last = max(self.last, page.last)
-        self._kick()
+            self._floor = self.last = page.last
+            self._loop = asyncio.get_running_loop()
+            self._unsubscribe = self._desk.subscribe(self._woken)
+            self._kick()  # for what was written meanwhile
 
     def close(self) -> None:
         """All streams end."""

@@ -47,7 +47,8 @@ def _add_health(app: FastAPI, parts: Parts) -> None:
     @app.get("/metrics", response_class=PlainTextResponse, responses={200: TEXT, **problems()}, tags=["service"])
     def metrics() -> Response:
         """Figures in Prometheus' text format."""
-        return Response(parts.metrics.text(desk), headers={"Content-Type": TYPE})
+        teams = [team.name for team in parts.people.teams()]
+        return Response(parts.metrics.text(desk, teams), headers={"Content-Type": TYPE})
 
     @app.get(f"{API}/info", responses=problems(), tags=["service"])
     def info(who: Anyone) -> Info:

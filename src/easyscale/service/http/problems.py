@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from easyscale.core.errors import EasyScaleError
-from easyscale.service.errors import ConflictError, ForbiddenError, KeyUsedError, NotFoundError, NotReadyError
+from easyscale.service.errors import ConflictError, ForbiddenError, KeyUsedError, NotFoundError, StoreError
 from easyscale.service.http.clean import clean
 from easyscale.service.http.mistakes import explain
 from easyscale.service.models import Problem
@@ -26,7 +26,7 @@ STATUS: tuple[tuple[type[EasyScaleError], int], ...] = (
     (ConflictError, 409),
     (KeyUsedError, 409),
     (ForbiddenError, 403),
-    (NotReadyError, 503),
+    (StoreError, 503),
 )
 SAID = {
     404: ("There is nothing at this address.", "no path is called so.", "see /api/v1/docs for the paths."),

@@ -10,6 +10,7 @@ from fastapi import FastAPI, Header, Query, Request, Response
 from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
+from easyscale.core.errors import EasyScaleError
 from easyscale.service.http.jobs import MOST
 from easyscale.service.http.limits import too_often
 from easyscale.service.http.parts import API, Parts, problems
@@ -69,8 +70,8 @@ class EventStream(Response):
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        except TimeoutError:
-            pass  # it took nothing for too long: dropped, and may come back with the id that it had
+        except (TimeoutError, EasyScaleError):
+            pass  # it took nothing for too long, or the store fails: it may come back with the id that it had
         finally:
             for task in tasks:
                 task.cancel()

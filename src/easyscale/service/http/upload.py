@@ -12,7 +12,7 @@ from typing import IO, Any
 from fastapi import Request
 
 from easyscale.core.errors import UsageError
-from easyscale.service.errors import NotReadyError
+from easyscale.service.errors import StoreError
 from easyscale.service.http.limits import too_often
 from easyscale.service.http.settings import Settings
 from easyscale.service.models import Snapshot
@@ -44,7 +44,7 @@ class Uploads:
                 raise UsageError("The upload is empty.", "no byte came.", "send a tar.gz as the body.")
             name = await asyncio.to_thread(self._desk.snapshot, Path(file.name), who)
         if name != digest:
-            raise NotReadyError(
+            raise StoreError(
                 "The upload was not taken in.", "it changed on the way to the disk.", "send it again; check the disk."
             )
         return Snapshot(snapshot=name)
@@ -68,7 +68,7 @@ async def _spool(request: Request, file: IO[Any]) -> str:
     return digest.hexdigest()
 
 
-def _no_room(error: OSError) -> NotReadyError:
+def _no_room(error: OSError) -> StoreError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     why = "the disk of the service is full." if full else f"the disk of the service failed: {error.strerror}."
-    return NotReadyError("The upload was not taken in.", why, "free some space there, then send it again.")
+    return StoreError("The upload was not taken in.", why, "free some space there, then send it again.")
