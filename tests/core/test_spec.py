@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from easyscale.core.cluster import Slot
 from easyscale.core.errors import UsageError
 from easyscale.core.plan import Plan
-from easyscale.core.spec import ESTS_VARIABLE, WORKER_VARIABLE, WorkerSpec, spec_from_environment
+from easyscale.core.spec import ESTS_VARIABLE, WORKER_VARIABLE, Bounds, WorkerSpec, spec_from_environment
 
 text = st.none() | st.text(max_size=20)
 
@@ -64,3 +65,12 @@ def test_a_number_of_ests_that_is_none_is_refused(number: str) -> None:
 def test_init_without_an_est_is_refused() -> None:
     with pytest.raises(UsageError):
         spec_from_environment({}, 0)
+
+
+def test_a_device_and_limits_cross_the_process_boundary() -> None:
+    spec = WorkerSpec(ests=2, slot=Slot(id="a", kind="t4", node="n", uuid="GPU-1"), bounds=Bounds(memory=5, files=7))
+    assert WorkerSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(UsageError):
+        WorkerSpec.from_json('{"ests": 2, "slot": {"id": 7}}')
+    with pytest.raises(UsageError):
+        WorkerSpec.from_json('{"ests": 2, "bounds": {"unheard": 7}}')

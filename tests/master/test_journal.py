@@ -1,5 +1,7 @@
 """The journal and what is folded from it."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 from tests.master.simulation import Simulation
@@ -127,3 +129,24 @@ def test_a_frame_that_was_heard_before_is_no_news() -> None:
     assert book.is_news(said)
     book.take(entry(said))
     assert not book.is_news(said)
+
+
+def test_a_journal_from_before_devices_had_names_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.head(heading())
+    journal.write([entry(Scale(workers=3))])
+    journal.close()
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    template = json.loads(first["template"])
+    for old, names in (
+        (first, ("slots", "kinds")),
+        (first["limits"], ("log_bytes", "processes")),
+        (template, ("slot", "bounds")),
+        (second["fact"], ("slots",)),
+    ):
+        for name in names:
+            del old[name]
+    first["template"] = json.dumps(template)
+    path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
+    assert read(path) == (replace(heading(), slots=None, kinds=()), [entry(Scale(workers=3))])
