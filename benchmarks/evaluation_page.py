@@ -19,7 +19,7 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]
 
 # ruff: noqa: E402  the line above comes first
 from benchmarks import evaluation_words as words
-from benchmarks.evaluation import COSTS, LONG, PLACES, POLICIES, SOLVED
+from benchmarks.evaluation import COSTS, LONG, PLACES, POLICIES, SOLVED, in_view
 from benchmarks.evaluation_pictures import dots, lines
 
 from easyscale.core.cluster import parse_devices
@@ -96,7 +96,7 @@ def policies_table(cost: float, figure: str, places: Sequence[str], *, pollux: b
     for place in places:
         if known(place, cost):
             found = {policy: value(place, policy, cost, figure) for policy in POLICIES}
-            rows.append(compared(place, found, marked=" (t)" if PLACES[place].tuned else ""))
+            rows.append(compared(place, found, marked=" (t)" if in_view(place, cost) else ""))
     return table(["place", *(f"`{policy}`" for policy in POLICIES), "best other", "its / ours"], rows) if rows else ""
 
 
@@ -129,7 +129,7 @@ def in_short() -> str:
         for figure in ("jct", "makespan"):
             ratios = {place: best_other(place, cost, figure) for place in places}
             lost = [f"{place} ({ratio:.2f})" for place, ratio in ratios.items() if ratio < 1]
-            held = [ratio for place, ratio in ratios.items() if not PLACES[place].tuned]
+            held = [ratio for place, ratio in ratios.items() if not in_view(place, cost)]
             cells += [
                 f"{len(places) - len(lost)} of {len(places)}", f"{middle(ratios.values()):.2f}",
                 f"{middle(held):.2f}" if held else "-",
@@ -357,7 +357,7 @@ def page() -> str:
     if text := seeds_table():
         parts += ["### Seeds\n", words.SEEDS, text]
     parts += ["## The claims of the sources\n", claims()]
-    return "\n".join(part.strip("\n") + "\n" for part in parts)
+    return "\n".join(part.strip("\n") + "\n" for part in parts if part)
 
 
 def pictures() -> dict[str, str]:

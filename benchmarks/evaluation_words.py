@@ -23,8 +23,9 @@ python benchmarks/evaluation_page.py                                    # this p
 
 AGAINST = """`best other`: for each place, the best of the eleven other policies for that figure, whichever it is: not one rival,
 but the envelope of all. Ratios are its figure over ours, their geometric mean over the places; above 1, ours is
-better. `held out`: the same over the places that had no part in choosing the policy's number. The policy minimises
-the average JCT. It does not minimise the makespan, and often is not the best there.
+better. `held out`: the same over the places that had no part in choosing the policy; from 60 s on these are five of
+Philly and ITP only. The policy minimises the average JCT. It does not minimise the makespan, and often is not the
+best there.
 """
 
 RESTS_ON = """- **Speeds.** Pollux: step times measured on T4s for each placement, the steps that the measured noise of the
@@ -52,7 +53,7 @@ WEAK = """Weak points, so that nobody has to look for them:
 
 - One number of `easyscale` (`power`, 0.5) was chosen with the places marked (t) in view, at a switch of 1 s. How a dear
   switch is weighed was chosen on es and all of Pollux 1 to 8 at 60 and 250 s: there, at these prices, none of them is
-  held out, only Philly and ITP are.
+  held out, only Philly and ITP are, without their two places marked (t).
 - On philly-103959 the cluster is hardly ever full: most policies are equal there.
 - A trace is one sample. Pollux's eight and the seeds show spread; each slice of Philly and ITP is a single run.
 - The policies of the sources are our own implementations, with the sources' options. Two of them and the EasyScale

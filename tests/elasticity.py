@@ -23,6 +23,7 @@ import torch
 import torch._dynamo  # once here, not once in each worker
 
 from easyscale.backends.apart import ApartWorker, process_start
+from easyscale.core.cluster import Slot
 from easyscale.core.plan import Plan, Schedule
 from easyscale.core.requests import AskScale, Reply, Request, pack_request, unpack_reply
 from easyscale.core.spec import WORKER_VARIABLE, Target, WorkerSpec
@@ -138,6 +139,7 @@ def run_with_master(
     limits: Limits | None = None,
     launcher: ForkedLauncher | None = None,
     outputs: Outputs | None = None,
+    slots: tuple[Slot, ...] | None = None,
     **spec: Any,
 ) -> Run:
     """To its end. The schedule may name later plans; wishes come from the script itself (`ask`)."""
@@ -157,6 +159,7 @@ def run_with_master(
                 outputs or Outputs(),
                 JobFolder.create("job", ("test",), ests),
                 limits,
+                slots=slots,
             )
         finally:
             if before is None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import MAX_FRAME
 from easyscale.core.errors import EasyScaleError
 from easyscale.core.requests import (
@@ -71,10 +72,15 @@ class JobClient:
         return reply
 
     def scale(
-        self, *, workers: int | None = None, split: tuple[int, ...] | None = None, leave: int | None = None
+        self,
+        *,
+        workers: int | None = None,
+        split: tuple[int, ...] | None = None,
+        leave: int | None = None,
+        slots: tuple[Slot, ...] | None = None,
     ) -> Accepted:
-        """Ask for another plan; exactly one of the three. It holds some time after this returns: `wait_until`."""
-        return self._accepted(AskScale(workers=workers, split=split, leave=leave))
+        """Ask for another plan; exactly one of the four. It holds some time after this returns: `wait_until`."""
+        return self._accepted(AskScale(workers=workers, split=split, leave=leave, slots=slots))
 
     def stop(self, *, now: bool = False) -> Accepted:
         return self._accepted(AskStop(now=now))

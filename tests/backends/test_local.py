@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from easyscale.backends.local import LocalLauncher, LocalWorker, Target, cores, gpus, worker_environment
-from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
+from easyscale.backends import bounds
+from easyscale.backends.local import LocalLauncher, LocalWorker, Target, bounded, cores, gpus, worker_environment
+from easyscale.core.cluster import Slot
+from easyscale.core.spec import WORKER_VARIABLE, Bounds, WorkerSpec
 
 PYTHON = (sys.executable, "-c")
 
@@ -63,6 +66,64 @@ def test_a_worker_finds_its_spec_its_target_and_its_pipe() -> None:
     assert json.loads(read_line(worker.stdout)) == [["train.py", "--lr", "0.1"], 2, "3"]
     assert read_line(worker.stderr) == "to stderr"
     assert wait_for_exit(worker) == 0
+
+
+def test_a_worker_sees_only_its_own_device() -> None:
+    gpu = WorkerSpec(ests=2, slot=Slot(id="g", kind="v100", uuid="GPU-7"))
+    found = worker_environment({"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/h"}, gpu)
+    assert (found["CUDA_VISIBLE_DEVICES"], found["HOME"]) == ("GPU-7", "/h")
+    told = WorkerSpec.from_json(found[WORKER_VARIABLE])
+    assert (told.device, told.slot) == ("cuda", gpu.slot)
+    found = worker_environment({}, WorkerSpec(ests=2, device="cuda", slot=Slot(id="c", kind="v100")))
+    assert found["CUDA_VISIBLE_DEVICES"] == ""
+    assert WorkerSpec.from_json(found[WORKER_VARIABLE]).device == "cpu"
+    found = worker_environment({"CUDA_VISIBLE_DEVICES": "1"}, WorkerSpec(ests=2))
+    assert found["CUDA_VISIBLE_DEVICES"] == "1"
+    assert WorkerSpec.from_json(found[WORKER_VARIABLE]).device == "auto"
+
+
+LIMITS = """
+import resource
+print([resource.getrlimit(name)[0] for name in (resource.RLIMIT_AS, resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)])
+"""
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_worker_has_the_limits_of_its_spec(apart: bool, tmp_path: Path) -> None:
+    spec = WorkerSpec(ests=1, bounds=Bounds(memory=3 << 30, files=100, processes=10**6))
+    launcher = LocalLauncher(os.environ, (*PYTHON, LIMITS))
+    if apart:
+        process = launcher.start_apart(spec, Target("x"), tmp_path / "out", tmp_path / "err")
+        assert process.ended is not None
+        select.select([process.ended], [], [])
+        assert process.gone()
+        process.close()
+        told, code = (tmp_path / "out").read_text().strip(), process.code
+    else:
+        worker = launcher.start(spec, Target("x"))
+        told, code = read_line(worker.stdout), wait_for_exit(worker)
+    assert (told, code) == (f"[{3 << 30}, 100, 0]", 0)
+
+
+def test_a_worker_that_takes_more_memory_than_it_may_fails_and_one_with_a_gpu_has_no_such_limit() -> None:
+    spec = WorkerSpec(ests=1, bounds=Bounds(memory=1 << 30))
+    code = "x = bytearray(2 << 30)"
+    assert wait_for_exit(LocalLauncher(os.environ, (*PYTHON, code)).start(spec, Target("x"))) == 1
+    on_gpu = replace(spec, slot=Slot(id="g", kind="v100", uuid="GPU-1"))
+    assert bounded(on_gpu, ("train",))[4:] == ("-", "-", "-", "train")
+    assert bounded(replace(spec, bounds=None), ("train",)) == ("train",)
+    assert wait_for_exit(LocalLauncher(os.environ, (*PYTHON, "pass")).start(on_gpu, Target("x"))) == 0
+
+
+def test_a_limit_never_goes_above_the_one_that_is_there() -> None:
+    code = f"""
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (50, 50))
+sys.argv = ["bounds", "-", "999", "-", sys.executable, "-c", {LIMITS!r}]
+runpy.run_path({bounds.__file__!r}, run_name="__main__")
+"""
+    done = subprocess.run((*PYTHON, code), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)[1:] == [50, 0]
 
 
 def test_a_module_is_named_as_such_on_the_command_line() -> None:

@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 
 from easyscale.cli import elastic
 from easyscale.cli.main import app
+from easyscale.core.cluster import Slot
 from easyscale.core.errors import PlanError, UsageError
+from easyscale.core.plan import Plan
 from easyscale.master.files import process_start
 from easyscale.master.registry import JobFolder, list_jobs
 
@@ -26,9 +28,11 @@ class FakeMasters:
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     problem: Exception | None = None
     listens: bool = False
+    devices: dict[str, Any] = field(default_factory=dict)
 
-    def run_elastic(self, *args: Any) -> Any:
+    def run_elastic(self, *args: Any, **devices: Any) -> Any:
         self.calls.append(args)
+        self.devices = devices
         return self._end(args[4])
 
     def attach(self, *args: Any) -> Any:
@@ -177,6 +181,49 @@ def test_the_process_that_is_the_master_is_it(masters: FakeMasters) -> None:
     assert easyscale_run("--internal", f"master:{folder.id}", "--detach", "--restart-master").exit_code == 3
     assert masters.calls[0][4] == folder
     assert list_jobs() == [folder]
+
+
+# ---------------------------------------------------------------------------------------- devices with names
+
+DEVICES = [{"id": "gpu-0", "kind": "v100", "node": "n", "uuid": "GPU-1"}, {"id": "cpu-1", "kind": "v100"}]
+
+
+def test_the_first_plan_is_on_the_devices_that_the_folder_names(masters: FakeMasters) -> None:
+    folder = JobFolder.create("train", ("x",), 4, {"slots": DEVICES, "kinds": ["v100", "t4"]}, id="job-7.1")
+    assert easyscale_run("--internal", "master:job-7.1", "--workers", "1:4").exit_code == 3
+    assert masters.calls[0][4] == folder
+    assert masters.calls[0][0].schedule.entries == ((0, Plan((2, 2))),)
+    assert masters.devices == {
+        "slots": (Slot(id="gpu-0", kind="v100", node="n", uuid="GPU-1"), Slot(id="cpu-1", kind="v100")),
+        "kinds": ("v100", "t4"),
+    }
+
+
+def test_a_split_for_as_many_workers_is_kept(masters: FakeMasters) -> None:
+    JobFolder.create("train", ("x",), 4, {"slots": DEVICES}, id="job-1")
+    easyscale_run("--internal", "master:job-1", "--split", "3,1")
+    assert masters.calls[0][0].schedule.entries == ((0, Plan((3, 1))),)
+
+
+def test_without_devices_a_job_runs_as_it_always_did(masters: FakeMasters) -> None:
+    easyscale_run("--workers", "3")
+    assert masters.devices == {"slots": None, "kinds": ()}
+    assert masters.calls[0][0].schedule.entries[0][1].workers == 3
+
+
+@pytest.mark.parametrize("slots", [[], "gpu-0", [{"id": "a"}], [{"id": 1, "kind": "x"}], [DEVICES[0], DEVICES[0]], [7]])
+def test_devices_that_cannot_be_read_are_refused(slots: Any, masters: FakeMasters) -> None:
+    JobFolder.create("train", ("x",), 4, {"slots": slots}, id="job-1")
+    refused = easyscale_run("--internal", "master:job-1")
+    assert isinstance(refused.exception, UsageError)
+    assert refused.exception.what == "The devices of the job job-1 cannot be read."
+    assert masters.calls == []
+
+
+def test_a_job_with_named_devices_has_no_schedule(masters: FakeMasters) -> None:
+    JobFolder.create("train", ("x",), 4, {"slots": DEVICES}, id="job-1")
+    assert isinstance(easyscale_run("--internal", "master:job-1", "--schedule", "0:2,5:1").exception, PlanError)
+    assert masters.calls == []
 
 
 # ---------------------------------------------------------------------------------------- --rebalance

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from easyscale.cli.main import app
 from easyscale.core.errors import UsageError
 from easyscale.master.registry import JobFolder, JobResult
+from easyscale.master.trimming import trim
 from fake_master import fake_job
 
 
@@ -65,6 +66,29 @@ def test_following_shows_what_comes_until_the_job_ends() -> None:
         done = logs(job.id, "--follow")
         later.join()
         assert done.stdout.splitlines() == ["[worker 0] first", "[worker 0] half", "[worker 1] a new worker"]
+
+
+def test_following_goes_on_behind_what_was_dropped() -> None:
+    with fake_job() as master:
+        job = master.folder
+        job.log(0, "out").write_bytes(b"first\n")
+
+        def go_on() -> None:
+            with job.log(0, "out").open("ab") as out:
+                out.write(b"".join(b"line %d\n" % number for number in range(1000)))
+            assert trim(job.log(0, "out"), 100)
+            job.write_result(JobResult(exit_code=0))
+
+        later = threading.Timer(0.5, go_on)
+        later.start()
+        done = logs(job.id, "--follow")
+        later.join()
+        lines = done.stdout.splitlines()
+        assert lines[0] == "[worker 0] first"
+        assert lines[-1] == "[worker 0] line 999"
+        rest = logs(job.id).stdout.splitlines()
+        assert rest[-1] == "[worker 0] line 999"
+        assert 1 < len(rest) < 20
 
 
 def test_a_job_without_output_is_no_error() -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from easyscale.backends.apart import attach, process_start
 from easyscale.backends.local import LocalLauncher
+from easyscale.core.cluster import Slot
 from easyscale.core.ports import ApartProcess, ElasticLauncher
-from easyscale.core.spec import Target, WorkerSpec
+from easyscale.core.spec import Bounds, Target, WorkerSpec
 from easyscale.testing import FakeLauncher
 
 SLEEPER = (sys.executable, "-c", "import sys, time; print('up', flush=True); sys.stderr.write('x\\n'); time.sleep(60)")
@@ -74,6 +75,31 @@ def test_output_goes_to_the_ends_of_two_private_files(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "before\nout\n"
     assert (tmp_path / "err").read_text() == "err\n"
     assert (tmp_path / "err").stat().st_mode & 0o777 == 0o600
+    assert worker.code == 0
+
+
+SHOWS = (sys.executable, "-c", "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES', 'all'), flush=True)")
+
+
+@pytest.mark.parametrize(
+    ("slot", "sees"),
+    [
+        (Slot(id="gpu-3", kind="v100", uuid="GPU-1234"), "GPU-1234"),
+        (Slot(id="cpu-0", kind="v100"), ""),
+        (None, "0,1"),
+    ],
+)
+@pytest.mark.parametrize("bounds", [None, Bounds(files=64)])
+def test_a_worker_sees_the_device_that_it_was_started_for(
+    slot: Slot | None, sees: str, bounds: Bounds | None, tmp_path: Path
+) -> None:
+    launcher = LocalLauncher({**os.environ, "CUDA_VISIBLE_DEVICES": "0,1"}, SHOWS)
+    spec = WorkerSpec(ests=1, slot=slot, bounds=bounds)
+    worker = launcher.start_apart(spec, Target("x"), tmp_path / "out", tmp_path / "err")
+    assert os.getsid(worker.pid) == worker.pid, "limits or not, it is the process that was started"
+    wait_for_end(worker)
+    worker.close()
+    assert (tmp_path / "out").read_text() == f"{sees}\n"
     assert worker.code == 0
 
 

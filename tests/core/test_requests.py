@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import MAX_FRAME, Beat, Frame, pack, unpack
 from easyscale.core.requests import (
     Accepted,
@@ -35,7 +36,9 @@ from easyscale.core.requests import (
 TOKEN = "secret"
 STATUS = JobStatus(
     job="train-1a2b", name="train", state="switching", ests=4, started=1.5, wanted=(1, 1, 1, 1), waiting=(2, 3),
-    seats=(Seat(worker=0, pid=11, first=0, count=2), Seat(worker=1, pid=None, first=2, count=2)),
+    held=("b", "c"), total=64, pauses=(0.25, 1.5),
+    model={"speed": {"kind": "est"}, "limit": None, "switch_seconds": 0.5},
+    seats=(Seat(worker=0, pid=11, first=0, count=2), Seat(worker=1, pid=None, first=2, count=2, slot="b")),
     step=12, epoch=1, plan_epoch=3, samples_per_second=10.5, loss=float("inf"), checkpoint_dir="c",
     dropped={"token": 2}, speeds=(Speed(worker=0, kind="cpu", seconds=0.5, spread=1.25, steps=20),),
     events=(Happening(step=3, what="plan", text="From step 3 on", time=2.0),),
@@ -50,6 +53,7 @@ STATUS = JobStatus(
         AskScale(workers=3),
         AskScale(split=(2, 1, 1)),
         AskScale(leave=0),
+        AskScale(slots=(Slot(id="a", kind="v100", node="n", uuid="GPU-1"), Slot(id="b", kind="cpu"))),
         AskStop(now=True),
         AskCheckpoint(),
     ],
@@ -138,7 +142,7 @@ def test_a_status_knows_its_plan() -> None:
     assert str(STATUS.plan) == "2+2"
     assert STATUS.seats[1].member.ests == range(2, 4)
     assert JobStatus(job="j", name="j", state="starting", ests=1, started=0.0).plan is None
-    assert to_plain(STATUS)["seats"][0] == {"worker": 0, "pid": 11, "first": 0, "count": 2}
+    assert to_plain(STATUS)["seats"][0] == {"worker": 0, "pid": 11, "first": 0, "count": 2, "slot": None}
     assert "kind" not in to_plain(STATUS)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import (
     Beat,
     Dismiss,
@@ -33,6 +34,11 @@ from easyscale.master.limits import Limits
 from easyscale.master.situation import Terms
 from easyscale.testing import FakeLauncher, VirtualClock
 
+
+def named(letters: str) -> tuple[Slot, ...]:
+    return tuple(Slot(id=letter, kind="fast" if letter.isupper() else "plain") for letter in letters)
+
+
 BEAT, TICK, DELAY = 0.5, 0.1, 0.001
 
 
@@ -41,6 +47,7 @@ class Worker:
     """One fake worker. `frozen`: as by SIGSTOP. `mute`: it cannot reach the master."""
 
     number: int
+    slot: Slot | None = None
     alive: bool = True
     frozen: bool = False
     mute: bool = False
@@ -68,13 +75,15 @@ class Simulation:
         self, ests: int = 4, workers: int = 2, *, schedule: str | None = None, limits: Limits | None = None,
         start: float = 2.0, step: float = 0.05, length: int = 10**6, checkpoint: int = 0,
         slow: Collection[int] = (), paces: Mapping[int, float] | None = None, measures: bool = True,
+        slots: str | None = None, kinds: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
+        workers = workers if slots is None else len(slots)
         plans = parse_schedule(schedule, ests) if schedule else Schedule(((0, Plan.even(ests, workers)),))
         self.clock, self.launcher = VirtualClock(), FakeLauncher()
         self.brain = Brain(
             Terms(
                 ests=ests, schedule=plans, rendezvous=lambda epoch: f"rendezvous-{epoch}", limits=limits or Limits(),
-                resume_again="auto",
+                resume_again="auto", slots=None if slots is None else named(slots), kinds=kinds,
             )
         )  # fmt: skip
         self.ests, self.step_seconds, self.start_seconds, self.length = ests, step, start, length
@@ -133,6 +142,15 @@ class Simulation:
     def scale(self, workers: int | None = None, **wish: Any) -> Any:
         self.give(Scale(workers=workers, **wish))
         return self.replies[-1]
+
+    def place(self, slots: str) -> Any:
+        """One worker on each of these devices (a letter each, capitals are faster ones)."""
+        return self.scale(slots=named(slots))
+
+    def where(self) -> dict[str, list[int]]:
+        """The ESTs of the plan in force, by device."""
+        hands = self.brain.facts.hands
+        return {getattr(hands[m.worker].slot, "id", "?"): list(m.ests) for m in self.brain.facts.members()}
 
     def stop(self, number: int = 15) -> None:
         self.give(Stop(number=number))
@@ -212,7 +230,10 @@ class Simulation:
     def _start(self, start: Start) -> None:
         assert start.worker not in self.workers, "a number is used once"
         assert start.worker == len(self.workers), "numbers grow by one"
-        spec = WorkerSpec(ests=self.ests, worker=start.worker, split=start.split, rank=start.rank)
+        spec = WorkerSpec(ests=self.ests, worker=start.worker, split=start.split, rank=start.rank, slot=start.slot)
+        if start.slot is not None:
+            living = [w.number for w in self.workers.values() if w.alive and w.slot == start.slot]
+            assert not living, f"two workers on {start.slot}"
         self.starts.append(start)
         try:
             process = self.launcher.start_apart(spec, Target("train.py"), None, None)  # type: ignore[arg-type]
@@ -220,7 +241,7 @@ class Simulation:
             self.workers[start.worker], why = Worker(start.worker, alive=False), str(problem)
             self.clock.after(0.0, lambda: self.give(NotStarted(worker=start.worker, why=why)))
             return
-        worker = self.workers[start.worker] = Worker(start.worker)
+        worker = self.workers[start.worker] = Worker(start.worker, slot=start.slot)
         if start.resume == "auto":
             worker.step = self.checkpoint
         self.give(Started(worker=start.worker, pid=process.pid, started=process.started))

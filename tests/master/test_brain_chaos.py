@@ -17,13 +17,15 @@ class Chaos(RuleBasedStateMachine):
 
     @initialize(
         ests=st.integers(1, 7), workers=st.integers(1, 4), restarts=st.integers(0, 3), schedule=st.booleans(),
-        start=st.sampled_from((0.5, 3.0)),
+        start=st.sampled_from((0.5, 3.0)), named=st.booleans(),
     )  # fmt: skip
-    def begin(self, ests: int, workers: int, restarts: int, start: float, schedule: bool) -> None:
+    def begin(self, ests: int, workers: int, restarts: int, start: float, schedule: bool, named: bool) -> None:
         count = min(ests, workers)
+        schedule = schedule and not named
         self.job = Simulation(
             ests, count, limits=Limits(max_restarts=restarts, start=10.0, join=20.0, stop=30.0), start=start,
             schedule=f"0:{count},60:1,120:{ests}" if schedule else None,
+            slots="abcdefg"[:count] if named else None,
         )  # fmt: skip
         self.ests = ests
 
@@ -72,6 +74,10 @@ class Chaos(RuleBasedStateMachine):
     def more_or_fewer_are_wished(self, workers: int) -> None:
         self.job.scale(workers)
 
+    @rule(slots=st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=7, unique=True))
+    def devices_are_named(self, slots: list[str]) -> None:
+        self.job.place("".join(slots))
+
     @rule(data=st.data())
     def one_is_to_leave(self, data: st.DataObject) -> None:
         number = self.choose(data)
@@ -95,6 +101,14 @@ class Chaos(RuleBasedStateMachine):
     @precondition(lambda self: self.job.clock.now > 20.0)
     def it_is_stopped(self) -> None:
         self.job.stop()
+
+    @invariant()
+    def nobody_sits_on_a_device_that_another_has(self) -> None:
+        if hasattr(self, "job"):
+            seats = [slot for slot in self.job.where() if slot != "?"]
+            living = [w.slot for w in self.job.workers.values() if w.alive and w.slot is not None]
+            assert len(seats) == len(set(seats))
+            assert len(living) == len(set(living))
 
     @invariant()
     def nobody_lives_after_the_end(self) -> None:

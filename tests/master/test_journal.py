@@ -4,12 +4,13 @@ from pathlib import Path
 
 from tests.master.simulation import Simulation
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import Beat, Hello, Joined, Status
 from easyscale.core.messages import Ready, StepDone
 from easyscale.core.plan import Plan, Schedule
 from easyscale.core.spec import Target, WorkerSpec
 from easyscale.master.book import Book, is_written
-from easyscale.master.inputs import Begun, Ended, NotStarted, Overdue, Said, Save, Scale, Started, Stop
+from easyscale.master.inputs import Begun, Ended, NotStarted, Overdue, Said, Save, Scale, Started, Stop, TooMany
 from easyscale.master.journal import Entry, Heading, Journal, read
 from easyscale.master.launch import Outputs
 from easyscale.master.limits import Limits
@@ -27,6 +28,8 @@ def heading() -> Heading:
         outputs=Outputs(report=Path("/a/report.json")),
         title="mine",
         first_step=3,
+        slots=(Slot(id="a", kind="v100"), Slot(id="b", kind="v100")),
+        kinds=("t4", "v100"),
     )
 
 
@@ -43,8 +46,10 @@ ALL = [
         Ended(worker=0, code=None),
         Scale(split=(1, 3)),
         Scale(workers=3),
+        Scale(slots=(Slot(id="a", kind="v100", uuid="GPU-1"), Slot(id="b", kind="t4", node="n"))),
         Stop(number=15, now=True),
         Save(),
+        TooMany(processes=70),
         Overdue(what="silent", workers=(1, 2)),
         Said(worker=2, body=Hello(worker=2, pid=9, ests=(1, 2))),
         Said(worker=2, body=Status(worker=2, epoch=1, forming=None, ests=(0,), step=3), seq=None),

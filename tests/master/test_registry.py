@@ -146,6 +146,21 @@ def test_ids_are_never_given_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [new_job().id, new_job().id] == ["train-aaaa", "train-bbbb"]
 
 
+def test_an_id_that_is_wanted_is_given_once() -> None:
+    folder = JobFolder.create("train", ("x",), 4, id="job-7.1")
+    assert (folder.id, folder.record().id) == ("job-7.1", "job-7.1")  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match=r"There is a job job-7\.1 already"):
+        JobFolder.create("other", ("y",), 2, id="job-7.1")
+    assert [entry.name for entry in folder.path.parent.iterdir()] == ["job-7.1"], "nothing half made is left"
+    assert folder.record().command == ("x",)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("id", ["", ".hidden", "../x", "a/b", "-rf", "a b", "x" * 101, "a\n"])
+def test_an_id_that_is_no_plain_name_is_refused(id: str) -> None:
+    with pytest.raises(UsageError, match="cannot be the id of a job"):
+        JobFolder.create("train", ("x",), 4, id=id)
+
+
 def test_names_can_be_typed_and_are_no_paths() -> None:
     assert clean_name("../../etc/passwd") == "etc-passwd"
     assert clean_name("-rf") == "rf"

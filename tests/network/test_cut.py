@@ -84,7 +84,9 @@ def run(
     **spec: Any,
 ) -> Play:
     launcher = Apart(hosts, faults, notes, out_of_reach or set())
-    limits = Limits(heartbeat=HEARTBEAT, listen=hosts.address(MASTER), orphan=orphan, grace=2.0)
+    limits = Limits(
+        heartbeat=HEARTBEAT, listen=hosts.address(MASTER), orphan=orphan, grace=2.0, meeting="master"
+    )  # fmt: skip
     outputs = Outputs(report=notes / "report.json")
     done = run_with_master(
         with_easyscale(PICTURES), split, launcher=launcher, limits=limits, outputs=outputs, **spec

@@ -14,14 +14,17 @@ from easyscale.scheduler.events import (
     DevicesLent,
     DevicesLost,
     Event,
+    JobChanged,
     JobFailed,
     JobFinished,
     JobProgressed,
     JobProposed,
     JobSubmitted,
+    QuotaSet,
 )
 from easyscale.scheduler.loop import Change, Scheduler
 from easyscale.scheduler.policy import Policy
+from easyscale.scheduler.rules import check_job
 from easyscale.scheduler.state import Cluster
 
 KINDS = {
@@ -97,6 +100,10 @@ class Life:
             assert all(n <= self.cluster.free().get(kind, 0) for kind, n in grown.items()), "its devices are not free"
             self.happen(Allocated(time=now, job=change.job, devices=change.devices, batch=change.batch))
         assert not self.cluster.over(), "carried out, nothing is held that is not there"
+        for job in self.cluster.jobs.values():
+            check_job(self.cluster, job, job.devices)
+        for tenant, quota in self.cluster.quotas.items():
+            assert self.cluster.by_tenant.get(tenant, 0) <= quota, tenant
         self.decisions.append(changes)
         return changes
 
@@ -107,8 +114,8 @@ deeds: st.SearchStrategy[list[Deed]] = st.lists(
         st.tuples(st.just("submit"), st.sampled_from([0.0, 1.0, 30.0, 400.0]), needs(), speeds()),
         st.tuples(st.just("submit"), st.sampled_from([0.0, 1.0, 30.0, 400.0]), needs(), speeds()),
         st.tuples(
-            st.sampled_from(["finish", "fail", "progress", "propose"]), st.sampled_from([0.0, 5.0, 90.0]),
-            st.integers(0, 20), st.integers(0, 4),
+            st.sampled_from(["finish", "fail", "progress", "propose", "change", "quota"]),
+            st.sampled_from([0.0, 5.0, 90.0]), st.integers(0, 20), st.integers(0, 4),
         ),
         st.tuples(
             st.sampled_from(["add", "lend", "call", "lose"]), st.sampled_from([0.0, 5.0, 90.0]),
@@ -131,9 +138,11 @@ def event_of(cluster: Cluster, deed: Deed, now: float, number: int) -> Event | N
             time=now, job=f"j{number}", needs=one, speed=two, work=50.0 * (1 + number % 7) if known else None,
             requested=1 + number % 5, kind=("", "a", "b")[number % 3],
         )  # fmt: skip
-    if what in ("finish", "fail", "progress", "propose"):
+    if what in ("finish", "fail", "progress", "propose", "change", "quota"):
         assert isinstance(one, int)
         assert isinstance(two, int)
+        if what == "quota":
+            return QuotaSet(time=now, tenant=("x", "y")[one % 2], quota=two, borrow=one % 3 > 0)
         names = list(cluster.jobs)
         if not names:
             return None
@@ -142,6 +151,11 @@ def event_of(cluster: Cluster, deed: Deed, now: float, number: int) -> Event | N
             return JobFinished(time=now, job=job.id)
         if what == "fail":
             return JobFailed(time=now, job=job.id, why="it broke")
+        if what == "change":
+            least = 1 + two % job.needs.ests
+            if job.needs.gang is not None:
+                return None
+            return JobChanged(time=now, job=job.id, min_workers=least, max_workers=max(least, one))
         if what == "progress":
             return JobProgressed(time=now, job=job.id, done=job.progress(now), switch_seconds=float(two))
         return JobProposed(time=now, job=job.id, speed=job.speed, limit=two or None)

@@ -42,6 +42,12 @@ def test_two_that_ask_for_all_and_run_one_after_the_other_wait_for_their_share()
     assert rho.tolist() == pytest.approx([25 / (25 * 2), 50 / (25 * 1.5)])  # asked for twice, and once in the end
 
 
+def test_the_fairness_of_a_median_job_is_told_beside_the_mean():
+    found = figures(run(job("a"), job("b"), job("c", 1000.0)))  # the last one is alone
+    assert found.fairness_median == 1.0
+    assert found.fairness == pytest.approx((0.5 + 50 / (25 * 1.5) + 1.0) / 3)
+
+
 def test_a_spread_is_an_interval_of_the_mean():
     found = spread([10.0, 12.0, 14.0])
     assert (found.mean, found.least, found.most) == (12.0, 10.0, 14.0)

@@ -42,6 +42,7 @@ def test_a_table_json_and_a_report_come_out(trace, tmp_path):
     assert set(facts["policies"]) == {"fifo", "backfill"}
     assert set(facts["policies"]["fifo"]["seeds"]) == {"0", "1"}
     assert facts["policies"]["fifo"]["figures"]["jct"]["mean"] > 0
+    assert facts["policies"]["fifo"]["figures"]["fairness_median"]["mean"] > 0
     assert (out / "report.html").read_text().startswith("<!doctype html>")
     assert str(tmp_path) not in (out / "result.json").read_text()  # no path of this machine
 

@@ -69,6 +69,7 @@ def play(
     limits: Limits | None = None,
     outputs: Outputs | None = None,
     train: Callable[[], Any] | None = None,
+    kind: type[ForkedLauncher] = ForkedLauncher,
     **spec: Any,
 ) -> Play:
     """Run the job to its end."""
@@ -77,7 +78,7 @@ def play(
         if scenes:
             body = with_easyscale(replace(case, loss=_with_scenes(case.loss, scenes, Path(notes))))
         outcome = Path(notes) / "outcome"
-        launcher = ForkedLauncher(_noted(body, outcome), faults, surround)
+        launcher = kind(_noted(body, outcome), faults, surround)
         run = run_with_master(body, plan, limits=limits, launcher=launcher, outputs=outputs, **spec)
         left = json.loads(outcome.read_text()) if outcome.exists() else {}
     return Play(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from easyscale.backends import leash
+from easyscale.backends import bounds, leash
 from easyscale.backends.apart import ApartWorker, attach, start_apart
 from easyscale.core.spec import WORKER_VARIABLE, Target, WorkerSpec
 
@@ -42,7 +42,7 @@ class LocalLauncher:
     def start(self, spec: WorkerSpec, target: Target) -> LocalWorker:
         """Start one worker; its spec gets the number of the pipe on which it reports."""
         events, reports = os.pipe()
-        command = (*self._command, *target.command())
+        command = bounded(spec, (*self._command, *target.command()))
         try:
             process = subprocess.Popen(
                 (sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command),
@@ -63,7 +63,7 @@ class LocalLauncher:
     def start_apart(self, spec: WorkerSpec, target: Target, out: Path, err: Path) -> ApartWorker:
         """Start one worker that outlives this process and writes to two files."""
         environment = self._surround(self._environment, replace(spec, events_fd=None))
-        return start_apart((*self._command, *target.command()), environment, out, err)
+        return start_apart(bounded(spec, (*self._command, *target.command())), environment, out, err)
 
     def attach(self, pid: int, started: str) -> ApartWorker | None:
         """A worker that an earlier master started; None: it has ended."""
@@ -140,6 +140,7 @@ class LocalWorker:
 
 def worker_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict[str, str]:
     """What a worker finds: its spec, and the settings that libraries read only once, at their import."""
+    spec, visible = placed(spec)
     threads = str(spec.threads)
     defaults = {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it cuBLAS has no deterministic products
@@ -148,11 +149,30 @@ def worker_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict
     return {
         **defaults,
         **environment,
+        **visible,
         WORKER_VARIABLE: spec.to_json(),
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def bounded(spec: WorkerSpec, command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, behind the limits that the operating system is to hold it to."""
+    limits = spec.bounds
+    if limits is None:
+        return command
+    memory = None if spec.slot is not None and spec.slot.uuid is not None else limits.memory
+    given = ("-" if most is None else str(most) for most in (memory, limits.files, limits.processes))
+    return (sys.executable, "-I", "-S", bounds.__file__, *given, *command)
+
+
+def placed(spec: WorkerSpec) -> tuple[WorkerSpec, dict[str, str]]:
+    """A worker with a device of its own sees that one alone: its spec, and what CUDA reads."""
+    if spec.slot is None:
+        return spec, {}
+    device = "cpu" if spec.slot.uuid is None else "cuda"
+    return replace(spec, device=device), {"CUDA_VISIBLE_DEVICES": spec.slot.uuid or ""}
 
 
 def plain_environment(environment: Mapping[str, str], spec: WorkerSpec) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from easyscale.core.errors import PlanError, UnsupportedError, UsageError
 from easyscale.core.plan import Plan, Schedule, parse_schedule, parse_split
-from easyscale.core.spec import Engine, Level, WorkerSpec
+from easyscale.core.spec import Bounds, Engine, Level, WorkerSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +129,17 @@ def check_settings(template: WorkerSpec) -> None:
                 "there is no place to write the checkpoints to.",
                 "add --checkpoint-dir FOLDER.",
             )
+
+
+def bounds_of(memory_gb: float | None, files: int | None) -> Bounds | None:
+    """Limits of the operating system for each worker; None: nobody asked for any."""
+    if memory_gb is not None and not 0 < memory_gb < float("inf"):
+        raise UsageError(
+            f"--memory-limit {memory_gb:g} is not an amount of memory.", "it is in gigabytes.", "pass one, such as 64."
+        )
+    if memory_gb is None and files is None:
+        return None
+    return Bounds(memory=None if memory_gb is None else int(memory_gb * 1e9), files=files)
 
 
 def check_level(template: WorkerSpec, plans: Schedule) -> None:

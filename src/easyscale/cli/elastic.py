@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from easyscale.cli.checks import parse_workers
 from easyscale.cli.finding import find_job
 from easyscale.cli.front import COMMAND, Front, arguments, detach, role_of, run_as
-from easyscale.core.errors import UsageError
+from easyscale.cli.ray import RayWish, launcher_of, own_address
+from easyscale.core.cluster import Slot, slots_of_plain
+from easyscale.core.errors import PlanError, UsageError
+from easyscale.core.plan import Plan, Schedule
 from easyscale.core.spec import Engine
 
 if TYPE_CHECKING:
@@ -22,13 +25,16 @@ if TYPE_CHECKING:
     from easyscale.master.supervisor import Job, Outcome
 
 
+LOOPBACK = "127.0.0.1"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Elastic:
     """The flags of `run` that only a job with ESTs has."""
 
     name: str
     workers: str | None = None
-    listen: str = "127.0.0.1"
+    listen: str = LOOPBACK
     heartbeat: float = 5.0
     start_limit: float = 120.0
     grace: float = 30.0
@@ -38,13 +44,19 @@ class Elastic:
     detach: bool = False
     internal: str | None = None
     rebalance: bool = False
+    log_limit: float | None = None  # megabytes
+    process_limit: int | None = None
+    ray: RayWish | None = None  # None: workers on this machine
 
     def limits(self, ests: int) -> Limits:
         from easyscale.master.limits import Limits
 
         return Limits(
             heartbeat=self.heartbeat, start=self.start_limit, grace=self.grace, orphan=self.orphan,
-            max_restarts=self.max_restarts, listen=self.listen, rebalance=self.rebalance,
+            max_restarts=self.max_restarts, rebalance=self.rebalance,
+            log_bytes=None if self.log_limit is None else int(self.log_limit * 1e6), processes=self.process_limit,
+            listen=own_address() if self.ray is not None and self.listen == LOOPBACK else self.listen,
+            meeting="file" if self.ray is None else "master",
             workers=parse_workers(self.workers, ests) if self.workers and ":" in self.workers else None,
         )  # fmt: skip
 
@@ -56,9 +68,16 @@ def check_elastic(flags: Elastic, engine: Engine) -> None:
             raise UsageError(
                 f"--{flag} {seconds:g} is not a time.", "it is a number of seconds above 0.", "pass one, such as 30."
             )
+    if flags.log_limit is not None and not 0.01 <= flags.log_limit < float("inf"):
+        raise UsageError(
+            f"--log-limit {flags.log_limit:g} is not the size of a log.",
+            "it is a number of megabytes, at least 0.01.",
+            "pass one, such as 100.",
+        )
     if engine == "ddp":
         for flag, given in (
             ("detach", flags.detach), ("restart-master", flags.restart_master), ("max-restarts", flags.max_restarts),
+            ("log-limit", flags.log_limit), ("process-limit", flags.process_limit),
         ):  # fmt: skip
             if given:
                 raise UsageError(
@@ -74,17 +93,56 @@ def run_elastic(job: Job, screen: Screen, outputs: Outputs, flags: Elastic) -> i
 
     role, known = role_of(flags.internal)
     ests, argv = job.template.ests, arguments(sys.argv)
-    folder = JobFolder.open(known) if role else JobFolder.create(flags.name, ("easyscale", *sys.argv[1:]), ests)
+    settings = None if flags.ray is None else flags.ray.settings()
+    folder = (
+        JobFolder.open(known) if role else JobFolder.create(flags.name, ("easyscale", *sys.argv[1:]), ests, settings)
+    )  # fmt: skip
     if flags.detach and role is None:
         return detach(folder, run_as("front" if flags.restart_master else "master", folder, argv))
     if flags.restart_master and role != "master":
         return Front(folder, run_as("master", folder, argv), (*COMMAND, "attach", folder.id)).run()
-    from easyscale.backends.local import LocalLauncher
     from easyscale.master.master import run_elastic as run_master
 
-    limits = flags.limits(ests)
-    launcher = LocalLauncher(os.environ)
-    return to_the_end(folder, lambda: run_master(job, launcher, screen, outputs, folder, limits)).exit_code
+    def run() -> Outcome:
+        limits, launcher = flags.limits(ests), launcher_of(folder, flags.ray)
+        slots, kinds = devices_of(folder)
+        return run_master(
+            on_devices(job, slots), launcher, screen, outputs, folder, limits, slots=slots, kinds=kinds
+        )  # fmt: skip
+
+    return to_the_end(folder, run).exit_code
+
+
+def devices_of(folder: JobFolder) -> tuple[tuple[Slot, ...] | None, tuple[str, ...]]:
+    """What whoever made the folder wrote down: the devices that the job begins on, and the types that it may get."""
+    record = folder.record()
+    settings = record.settings if record is not None else {}
+    if settings.get("slots") is None:
+        return None, ()
+    try:
+        slots, kinds = slots_of_plain(settings["slots"]), tuple(map(str, settings.get("kinds", ())))
+    except (ValueError, TypeError) as problem:
+        raise UsageError(
+            f"The devices of the job {folder.id} cannot be read.",
+            f"{problem}.",
+            "whoever made its folder wrote them to job.json; make it anew.",
+        ) from None
+    return slots, kinds
+
+
+def on_devices(job: Job, slots: tuple[Slot, ...] | None) -> Job:
+    """The first plan has one worker on each device."""
+    if slots is None:
+        return job
+    if len(job.schedule.entries) > 1:
+        raise PlanError(
+            "A job with named devices has no schedule.",
+            "whoever gives it devices says when their number changes.",
+            "leave --schedule out.",
+        )
+    if job.schedule.entries[0][1].workers == len(slots):
+        return job
+    return replace(job, schedule=Schedule(((0, Plan.even(job.template.ests, len(slots))),)))
 
 
 def attach_to(wanted: str | None, screen: Screen) -> int:
@@ -99,10 +157,9 @@ def attach_to(wanted: str | None, screen: Screen) -> int:
     if why is not None:
         now = f"`easyscale logs {folder.id}` shows what its workers printed."
         raise UsageError(f"The job {folder.id} needs no master.", why, now)
-    from easyscale.backends.local import LocalLauncher
     from easyscale.master.master import attach
 
-    return to_the_end(folder, lambda: attach(folder, LocalLauncher(os.environ), screen)).exit_code
+    return to_the_end(folder, lambda: attach(folder, launcher_of(folder), screen)).exit_code
 
 
 def to_the_end(folder: JobFolder, run: Callable[[], Outcome]) -> Outcome:

@@ -64,8 +64,8 @@ def find_job(wanted: str | None, *, over: bool = False) -> JobFolder:
 
 def client_of(folder: JobFolder, answer_seconds: float | None = None) -> JobClient:
     """A client that looks up the master's place before each request."""
+    from easyscale.backends.lives import is_alive
     from easyscale.client import ANSWER_SECONDS, Address, JobClient
-    from easyscale.master.files import is_alive
 
     def find() -> Address | None:
         record, master = folder.record(), folder.master()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -161,9 +159,11 @@ def stop(
 
 def _kill_workers(folder: JobFolder) -> str:
     """Without a master nobody else would; they would leave by themselves, later."""
+    from easyscale.backends.lives import kill
+
     workers = folder.live_workers()
     for worker in workers:
-        os.kill(worker.pid, signal.SIGKILL)
+        kill(worker.pid, worker.started)
     return f"{folder.id} has no master; {len(workers)} worker{'s' * (len(workers) != 1)} killed."
 
 

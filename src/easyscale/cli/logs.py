@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Annotated, BinaryIO
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -90,16 +90,21 @@ class _Log:
     def __init__(self, path: Path, worker: int, stream: Stream) -> None:
         from easyscale.master.output import Lines
 
-        self._file: BinaryIO = path.open("rb")
+        self._path, self._place = path, 0
         self._out = sys.stderr if stream == "err" else sys.stdout
         self._label = f"[worker {worker}]"
         self._lines = Lines(_LONGEST_LINE, returns=True)
 
     def show(self, tail: int | None) -> None:
         """What is new, as far as its lines are complete."""
+        from easyscale.master.trimming import read_part
+
         kept: deque[bytes] = deque(maxlen=tail)
-        while data := self._file.read(_CHUNK):
-            for line in self._lines.feed(data):
+        while (part := read_part(self._path, self._place, _CHUNK)).data:
+            if part.start > self._place and self._place > 0:
+                self._print(b"(some of it is gone: the log has a limit)")
+            self._place = part.next
+            for line in self._lines.feed(part.data):
                 if tail is None:
                     self._print(line)
                 else:
@@ -111,7 +116,6 @@ class _Log:
     def finish(self) -> None:
         if rest := self._lines.rest():
             self._print(rest)
-        self._file.close()
 
     def _print(self, line: bytes) -> None:
         encoding = self._out.encoding or "utf-8"

@@ -20,6 +20,7 @@ from easyscale.cli.ps import ps, top
 from easyscale.cli.queue import cancel, describe, events, pause, queue, resume
 from easyscale.cli.run import attach, run
 from easyscale.cli.simulate import simulate
+from easyscale.cli.store import app as store
 from easyscale.cli.submit import submit
 from easyscale.cli.trace import app as trace
 from easyscale.cli.up import down, up
@@ -74,6 +75,7 @@ app.command()(people.audit)
 app.command()(demo)
 app.command()(export)
 app.add_typer(trace)
+app.add_typer(store)
 app.command()(simulate)
 
 

@@ -45,6 +45,19 @@ Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker. On a CPU they decide bits.")]
 Determinism = Annotated[Level, typer.Option(help="D0: same plan, same bits. D1: any number of workers.")]
 
+# ---------------------------------------------------------------------------------------- where
+
+Backend = Annotated[Literal["local", "ray"], typer.Option(help="What starts workers: this machine, or a Ray cluster.")]
+RayAddress = Annotated[
+    str | None, typer.Option(metavar="auto|HOST:PORT", help="The Ray cluster. Default: auto, that of this machine.")
+]
+Types = Annotated[
+    str | None,
+    typer.Option(metavar="TYPE,...", help="Device types in the Ray cluster that may be used, the best first."),
+]
+RayLabels = Annotated[str | None, typer.Option(metavar="NAME=VALUE,...", help="Only nodes with these labels.")]
+RayWait = Annotated[bool, typer.Option("--ray-wait", help="Also for types that no node has yet: one may come.")]
+
 # ---------------------------------------------------------------------------------------- limits and faults
 
 Timeout = Annotated[float, typer.Option(help="Seconds without an answer after which a peer is lost.")]
@@ -54,6 +67,16 @@ Grace = Annotated[float, typer.Option(help="Seconds that a worker has to hand ov
 Orphan = Annotated[float, typer.Option(help="Seconds without a master after which workers leave by themselves.")]
 MaxRestarts = Annotated[int, typer.Option(min=0, help="Starts from the last checkpoint after a failure.")]
 RestartMaster = Annotated[bool, typer.Option("--restart-master", help="Start the master again if it dies.")]
+LogLimit = Annotated[
+    float | None, typer.Option(metavar="MB", help="Of each log of a worker; the oldest part of a longer one goes.")
+]
+ProcessLimit = Annotated[
+    int | None, typer.Option(min=1, help="Processes of all workers together; a job with more is ended.")
+]
+MemoryLimit = Annotated[
+    float | None, typer.Option(metavar="GB", help="Address space of a worker process without a GPU.")
+]
+FileLimit = Annotated[int | None, typer.Option(min=16, help="Files that a worker process may have open.")]
 Listen = Annotated[str, typer.Option(metavar="HOST", help="The address on which the master listens.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background; print the job's id.")]
 

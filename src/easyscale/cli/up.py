@@ -28,7 +28,7 @@ LOG = "service.log"
 
 DataDir = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Where all is kept. Default: EASYSCALE_DATA_DIR, or ~/.local/share/easyscale."),
+    typer.Option(metavar="DIR", help="Where all is kept. Default: EASYSCALE_DATA, or ~/.local/share/easyscale."),
 ]
 
 
@@ -58,7 +58,8 @@ def up(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only errors.")] = False,
 ) -> None:
     """Run the service: HTTP, dashboard, scheduler. Ctrl-C or `easyscale down` ends it; jobs that run go on."""
-    from easyscale.service.options import default_data_dir, hide_password, up_options
+    from easyscale.service.options import hide_password, up_options
+    from easyscale.service.paths import data_dir as default_data_dir
     from easyscale.service.presence import present
 
     if store is not None and hide_password(store) != store:
@@ -177,7 +178,7 @@ def down(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for its end.")] = 60.0,
 ) -> None:
     """Stop the service that this user started. Jobs that run go on; the next `up` finds them."""
-    from easyscale.service.options import default_data_dir
+    from easyscale.service.paths import data_dir as default_data_dir
     from easyscale.service.presence import present
 
     folder = Path(os.path.abspath((data_dir or default_data_dir()).expanduser()))

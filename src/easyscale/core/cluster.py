@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from easyscale.core.errors import UsageError
@@ -31,17 +31,15 @@ class Needs:
     priority: int = 0  # higher goes first
     tenant: str = ""
     batch: tuple[float, float] | None = None
+    # by the above; each decision asks for them many times
+    most: int = field(init=False, repr=False, compare=False)
+    least: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        most = min(self.ests, self.max_workers or self.ests) if self.gang is None else self.gang
+        object.__setattr__(self, "most", most)
+        object.__setattr__(self, "least", self.min_workers if self.gang is None else self.gang)
         assert 1 <= self.min_workers <= self.most, self
-
-    @property
-    def most(self) -> int:
-        return min(self.ests, self.max_workers or self.ests) if self.gang is None else self.gang
-
-    @property
-    def least(self) -> int:
-        return self.min_workers if self.gang is None else self.gang
 
     def allows(self, kind: str) -> bool:
         return self.types is None or kind in self.types
@@ -66,6 +64,27 @@ class Slot:
     uuid: str | None = None
 
 
+def slot_of_plain(raw: object) -> Slot:
+    """From JSON; unknown fields are left out. `ValueError`: it does not describe a device."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{raw!r} does not describe a device")
+    known = {name: raw[name] for name in ("id", "kind", "node", "uuid") if name in raw}
+    words = all(isinstance(value, str) for name, value in known.items() if not (name == "uuid" and value is None))
+    if not words or not known.get("id") or not known.get("kind"):
+        raise ValueError(f"{raw!r} does not describe a device")
+    return Slot(**known)
+
+
+def slots_of_plain(raw: object) -> tuple[Slot, ...]:
+    """At least one, each once."""
+    if not isinstance(raw, list | tuple):
+        raise ValueError(f"{raw!r} is no list of devices")
+    slots = tuple(one if isinstance(one, Slot) else slot_of_plain(one) for one in raw)
+    if not slots or len({slot.id for slot in slots}) < len(slots):
+        raise ValueError("a list of devices has one or more, each once")
+    return slots
+
+
 def total(devices: Devices) -> int:
     return sum(devices.values())
 
@@ -73,6 +92,13 @@ def total(devices: Devices) -> int:
 def key(devices: Devices) -> tuple[tuple[str, int], ...]:
     """The same for the same devices, however they were written down."""
     return tuple(sorted((kind, count) for kind, count in devices.items() if count))
+
+
+def same(one: Devices, other: Devices) -> bool:
+    """Whether these are the same devices, however they were written down."""
+    if one == other:
+        return True
+    return (0 in one.values() or 0 in other.values()) and key(one) == key(other)
 
 
 def plus(one: Devices, other: Devices) -> dict[str, int]:

@@ -19,6 +19,7 @@ from easyscale.core.plan import Plan
 
 VERSION = 1
 MAX_FRAME = 1 << 20
+BOARD = "board:"  # a rendezvous that begins so names a board of the master, else a file
 
 How = Literal["start", "switch", "recover"]
 
@@ -110,6 +111,30 @@ class Heard:
     kind: Literal["heard"] = "heard"
 
 
+# ---------------------------------------------------------------------------------------- on a board
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meet:
+    """The first frame of a connection for one board: a worker wants to hear all that is pinned there, now and later.
+
+    Members of a plan on several machines find each other so: a file would not be the same for all of them.
+    """
+
+    worker: int
+    board: str
+    kind: Literal["meet"] = "meet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pin:
+    """A note on a board, from a worker to the master, and from there to all who meet on that board."""
+
+    key: str
+    value: str  # in base64
+    kind: Literal["pin"] = "pin"
+
+
 # ---------------------------------------------------------------------------------------- from a worker
 
 
@@ -191,12 +216,12 @@ class Declined:
     kind: Literal["declined"] = "declined"
 
 
-FromMaster = Order | Halt | Dismiss | Fence | Wish | Heard
-FromWorker = Hello | Beat | Joined | Lost | Status | WantsToLeave | Declined | Message
+FromMaster = Order | Halt | Dismiss | Fence | Wish | Heard | Pin
+FromWorker = Meet | Pin | Hello | Beat | Joined | Lost | Status | WantsToLeave | Declined | Message
 _KINDS: dict[str, type[Any]] = {
     "order": Order, "halt": Halt, "dismiss": Dismiss, "fence": Fence, "wish": Wish, "heard": Heard,
     "hello": Hello, "beat": Beat, "joined": Joined, "lost": Lost, "status": Status, "wants-to-leave": WantsToLeave,
-    "declined": Declined,
+    "declined": Declined, "meet": Meet, "pin": Pin,
     **MESSAGES,
 }  # fmt: skip
 

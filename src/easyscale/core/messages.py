@@ -36,6 +36,7 @@ class StepDone:
     samples: int  # samples of this worker's mini-batches, 0 where the batch has no obvious size
     time: float  # wall clock, seconds since the epoch, at the end of the step
     local: float = 0.0  # seconds of its own local steps, without waiting for peers; 0: not measured
+    total: int | None = None  # global steps of the whole job, where the worker can tell
     kind: Literal["step"] = "step"
 
 

@@ -41,10 +41,12 @@ class ApartProcess(Protocol):
     code: int | None  # once it is gone (-n: ended by signal n); None: nobody can tell, it was not our child
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """0: it is not a process of this machine."""
+
     @property
     def started(self) -> str:
-        """When it began, as a word: a later process with its pid has another one."""
+        """When it began, as a word: a later process with its pid has another one. Elsewhere: where it is found."""
 
     @property
     def ended(self) -> int | None:

@@ -13,6 +13,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
+from easyscale.core.cluster import Slot, slots_of_plain
 from easyscale.core.control import MAX_FRAME, VERSION, Frame, Member, pack
 from easyscale.core.plan import Plan
 
@@ -36,16 +37,20 @@ class AskStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class AskScale:
-    """Another plan, named by exactly one of: the number of workers, the split, the worker that shall leave."""
+    """Another plan, named by exactly one of: the number of workers, the split, the worker that shall leave, the devices
+    that shall have one worker each (and no others)."""
 
     workers: int | None = None
     split: tuple[int, ...] | None = None
     leave: int | None = None
+    slots: tuple[Slot, ...] | None = None
     kind: Literal["ask-scale"] = "ask-scale"
 
     def __post_init__(self) -> None:
-        if sum(wish is not None for wish in (self.workers, self.split, self.leave)) != 1:
-            raise ValueError("exactly one of workers, split and leave")
+        if sum(wish is not None for wish in (self.workers, self.split, self.leave, self.slots)) != 1:
+            raise ValueError("exactly one of workers, split, leave and slots")
+        if self.slots is not None:
+            slots_of_plain(self.slots)
         if self.workers is not None:
             _whole(self.workers, 1)
         if self.leave is not None:
@@ -86,6 +91,7 @@ class Seat:
     pid: int | None
     first: int
     count: int
+    slot: str | None = None  # the id of its device, where the job was given devices by name
 
     @property
     def member(self) -> Member:
@@ -127,12 +133,18 @@ class JobStatus:
     plan_epoch: int = -1  # the number of that plan, -1 before the first
     wanted: tuple[int, ...] | None = None  # the split that is wished or being switched to, if it is another
     waiting: tuple[int, ...] = ()  # workers that were started and are not in the plan yet
+    held: tuple[str, ...] = ()  # devices by name on which a process of the job lives, in the plan or not
     step: int = 0  # completed global steps
+    total: int | None = None  # in all, where that is known
     epoch: int = 0  # the script's, from 0
     samples_per_second: float | None = None
     loss: float | None = None
     checkpoint_dir: str | None = None
     speeds: tuple[Speed, ...] = ()  # of the workers that have run long enough
+    pauses: tuple[float, ...] = ()  # seconds of the last switches, the oldest first
+    # What the job would tell a scheduler of itself, once something was measured: "speed" (`planner/wire.py`), "limit"
+    # (it wants no more devices than that; None: no limit), "switch_seconds".
+    model: dict[str, Any] | None = None
     dropped: dict[str, int] = field(default_factory=dict)  # frames dropped, by reason
     events: tuple[Happening, ...] = ()  # oldest first
     kind: Literal["job-status"] = "job-status"
@@ -210,9 +222,11 @@ def _unpack(line: bytes, token: str, kinds: dict[str, type[Any]]) -> Any:
         if raw["v"] != VERSION or not hmac.compare_digest(str(raw["token"]).encode(), token.encode()):
             return None
         body = dict(raw["body"])
-        for name in ("split", "wanted", "waiting"):
+        for name in ("split", "wanted", "waiting", "held", "pauses"):
             if body.get(name) is not None:
                 body[name] = tuple(body[name])
+        if body.get("slots") is not None:
+            body["slots"] = slots_of_plain(body["slots"])
         if body["kind"] == "job-status":
             if body["state"] not in get_args(JobState):
                 return None

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from easyscale.core.cluster import Slot, slot_of_plain
 from easyscale.core.errors import UsageError
 from easyscale.core.observe import Observation
 from easyscale.core.plan import Plan
@@ -54,6 +55,15 @@ class Control:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the operating system lets a worker, and each process that it starts, have. None: as much as there is."""
+
+    memory: int | None = None  # bytes of address space; not with a GPU, for which CUDA maps far more than it uses
+    files: int | None = None  # open at once
+    processes: int | None = None  # of its user, threads included; not where that is root
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """One worker's place in the job. Defaults are those of a script that runs without the launcher."""
 
@@ -68,6 +78,8 @@ class WorkerSpec:
     rendezvous: str | None = None
     # "auto": CUDA where there is one (worker w takes GPU w modulo their number), else the CPU.
     device: str = "auto"
+    # The device that it has to itself; it sees no other. None: as `device` says.
+    slot: Slot | None = None
     # 1 as torchrun does: bits on a CPU depend on this number, so it must not follow the machine.
     threads: int = 1
     determinism: Level = "D1"
@@ -87,6 +99,8 @@ class WorkerSpec:
     fingerprint_every: int | None = None
     # What to note down for a comparison with another run; None: nothing.
     observation: Observation | None = None
+    # Limits of the operating system, which the launcher sets; None: none of ours.
+    bounds: Bounds | None = None
     # An inherited pipe for messages to the launcher (JSON, one a line).
     events_fd: int | None = None
     # How to reach the job's master; None: a fixed plan, and no master to talk to.
@@ -114,6 +128,10 @@ class WorkerSpec:
                 raw["observation"] = Observation.from_plain(raw["observation"])
             if raw.get("control") is not None:
                 raw["control"] = Control(**raw["control"])
+            if raw.get("bounds") is not None:
+                raw["bounds"] = Bounds(**raw["bounds"])
+            if raw.get("slot") is not None:
+                raw["slot"] = slot_of_plain(raw["slot"])
             return cls(**{key: value for key, value in raw.items() if key in known})
         except (ValueError, TypeError, AttributeError) as problem:
             raise UsageError(

@@ -7,10 +7,11 @@ the workers that are there; how many there are is for people to say, and a split
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from easyscale.core.cluster import Needs
+from easyscale.core.cluster import DeviceKind, Level, Needs
 from easyscale.core.control import Member
 from easyscale.core.messages import Ready, StepDone
 from easyscale.core.plan import Plan
@@ -21,6 +22,8 @@ from easyscale.master.inputs import Input, Said
 from easyscale.master.situation import Situation
 from easyscale.planner.facts import Device, Granted, Resplit, Stepped, Switched, Terms
 from easyscale.planner.mind import Mind
+from easyscale.planner.profile import ENOUGH
+from easyscale.planner.wire import speed_to_plain
 
 # A message to the mind: ten steps make a median that one slow step does not move. Where steps are short there are more
 # in it, soon many, to keep it cheap: half a second of them at first, then more each time. Of long steps nobody waits
@@ -33,8 +36,11 @@ UNNAMED = "local"  # the type of a device whose name nobody said
 class Balance:
     """`follow` the brain after each input. `mind` is for reading."""
 
-    def __init__(self, ests: int, last_step: int | None = None) -> None:
-        self.mind = Mind(Needs(ests=ests), terms=Terms(fixed=True))
+    def __init__(
+        self, ests: int, last_step: int | None = None, level: Level = "D1", kinds: Sequence[str] = ()
+    ) -> None:
+        self._heard = {kind: DeviceKind(name=kind) for kind in kinds}  # types that the job may get, or had
+        self.mind = Mind(Needs(ests=ests, level=level), self._heard, terms=Terms(fixed=True))
         self._last_step = last_step
         self._kinds: dict[int, str] = {}
         self._members: tuple[Member, ...] = ()
@@ -48,13 +54,14 @@ class Balance:
     def follow(self, s: Situation, given: Input) -> None:
         for decision in s.decisions:
             if isinstance(decision, InForce):
-                self._in_force(decision, s.now)
+                self._in_force(s, decision)
             elif isinstance(decision, Paused) and self._members:
                 # The first step on the new plan is in the pause, but would have been made without it.
                 self._switched(s.now, max(decision.seconds - (self._usual or 0.0), 0.0))
         if isinstance(given, Said) and given.worker in s.hands and not s.hands[given.worker].lost:
             if isinstance(given.body, Ready):
-                self._kinds[given.worker] = given.body.device or UNNAMED
+                slot = s.hands[given.worker].slot
+                self._kinds[given.worker] = given.body.device or UNNAMED if slot is None else slot.kind
             elif isinstance(given.body, StepDone):
                 self._step_done(s, given.body)
         if self.mind.pending is not None and s.calm and s.wish is None:
@@ -94,16 +101,39 @@ class Balance:
             },
         }  # fmt: skip
 
+    def model(self) -> dict[str, Any] | None:
+        """What a scheduler is told; None: nothing was measured yet."""
+        mind = self.mind
+        if not any(samples.steps >= ENOUGH for _, samples in mind.profile.devices.values()) and not mind.profile.past:
+            return None
+        return {
+            "speed": speed_to_plain(mind.speed), "limit": mind.limit, "switch_seconds": mind.profile.switch_seconds()
+        }  # fmt: skip
+
     # ------------------------------------------------------------------ facts for the mind
 
-    def _in_force(self, plan: InForce, now: float) -> None:
+    def _in_force(self, s: Situation, plan: InForce) -> None:
         pace = self.mind.pace.estimate()
         self._usual = pace.seconds if pace is not None else None
         self._members = plan.members
-        devices = tuple(Device(str(m.worker), self._kinds.get(m.worker, UNNAMED)) for m in plan.members)
-        self.mind.take(Granted(devices), now)
+        slots = {m.worker: s.hands[m.worker].slot for m in plan.members}
+        devices = tuple(
+            Device(str(worker), self._kinds.get(worker, UNNAMED), slot.node if slot is not None else "")
+            for worker, slot in slots.items()
+        )
+        self._judge(s, devices)
+        self.mind.take(Granted(devices), s.now)
         self._next, self._ended, self._told, self._windows = plan.step, None, {}, 0
-        self._switched(now)
+        self._switched(s.now)
+
+    def _judge(self, s: Situation, devices: Sequence[Device]) -> None:
+        """Whoever gives a job its devices wants to know what they brought; and their type may be another one now."""
+        if s.slots is not None:
+            self.mind.terms = Terms(fixed=True, judged=True)
+            for device in devices:
+                self._heard.setdefault(device.kind, DeviceKind(name=device.kind))
+        if self.mind.bound is not None and all(device.kind != self.mind.bound for device in devices):
+            self.mind.bound = None
 
     def _switched(self, now: float, pause: float | None = None) -> None:
         self.mind.take(Switched({str(m.worker): m.count for m in self._members}, pause), now)

@@ -16,7 +16,7 @@ from easyscale.core.requests import Accepted, Refused
 from easyscale.master import deadlines, endings, losses, wishes
 from easyscale.master.balancing import Balance
 from easyscale.master.decisions import Answer, Decision, Kill
-from easyscale.master.inputs import Begun, Ended, Input, NotStarted, Overdue, Said, Save, Scale, Started, Stop
+from easyscale.master.inputs import Begun, Ended, Input, NotStarted, Overdue, Said, Save, Scale, Started, Stop, TooMany
 from easyscale.master.sentences import died, headline, how_ended
 from easyscale.master.situation import Hand, Situation, Terms, Wanted
 
@@ -28,10 +28,11 @@ class Brain:
         self.facts = s = Situation(terms)
         s.steps = terms.first_step
         plan, _ = terms.schedule.at(terms.first_step)
+        s.slots = terms.slots
         s.planned = sum(1 for step, _ in terms.schedule.entries if step <= terms.first_step) - 1
-        s.wanted = Wanted(workers=plan.workers, split=plan.split)
+        s.wanted = Wanted(workers=plan.workers, split=plan.split, slots=terms.slots)
         s.asked = len(terms.schedule.entries) > 1 or plan != Plan.even(terms.ests, plan.workers)
-        self.balance = Balance(terms.ests, terms.last_step)
+        self.balance = Balance(terms.ests, terms.last_step, terms.level, terms.kinds)
 
     def take(self, given: Input, now: float) -> list[Decision]:
         s = self.facts
@@ -49,7 +50,7 @@ class Brain:
                     self._begun_again()
             case Started():
                 hand = s.hands[given.worker]
-                hand.pid, hand.started = given.pid, given.started
+                hand.pid, hand.started = given.pid or None, given.started
             case NotStarted():
                 s.hands[given.worker].ended = True
                 self._gone(s.hands[given.worker], f"could not be started ({given.why})", None)
@@ -61,6 +62,8 @@ class Brain:
                 endings.stop(s, given.number, now=given.now)
             case Save():
                 self._save()
+            case TooMany():
+                endings.too_many(s, given.processes)
             case Overdue():
                 self._overdue(given)
         losses.settle(s)
@@ -93,7 +96,7 @@ class Brain:
             return
         if hand.lost or (hand.ended and not isinstance(body, StepDone | Done | Failed)):
             s.dropped["nobody"] += 1
-            if not hand.ended:
+            if not hand.ended or isinstance(body, Hello | Beat):  # it was given up, and was only out of reach
                 s.send(said.worker, Fence(why="it was declared lost; its ESTs run elsewhere"))
             return
         hand.spoke, hand.heard = True, s.now

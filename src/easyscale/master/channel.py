@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
-from easyscale.core.control import MAX_FRAME, VERSION, Frame, FromMaster, Hello, pack, unpack
+from easyscale.core.control import MAX_FRAME, VERSION, Frame, FromMaster, Hello, Meet, Pin, pack, unpack
 from easyscale.core.requests import Reply, Request, pack_reply, unpack_request
+from easyscale.master.boards import Boards
 from easyscale.master.inputs import Said
 
 _CHUNK = 1 << 16
@@ -46,6 +47,7 @@ class Channel:
         self.dropped: Counter[str] = Counter()
         self._workers: dict[int, _Connection] = {}
         self._strangers: list[_Connection] = []
+        self._boards: Boards[_Connection] = Boards(self._post)
         self._server = _listen(host, port)
         self.host, self.port = self._server.getsockname()[:2]
         selector.register(self._server, selectors.EVENT_READ, self._accept)
@@ -68,7 +70,7 @@ class Channel:
             connection.close()
 
     def close(self) -> None:
-        for connection in [*self._workers.values(), *self._strangers]:
+        for connection in [*self._workers.values(), *self._strangers, *self._boards.guests()]:
             connection.close()
         self._selector.unregister(self._server)
         self._server.close()
@@ -91,6 +93,7 @@ class Channel:
     def _gone(self, connection: _Connection) -> None:
         if connection in self._strangers:
             self._strangers.remove(connection)
+        self._boards.leave(connection)
         if connection.worker is not None and self._workers.get(connection.worker) is connection:
             del self._workers[connection.worker]
 
@@ -101,6 +104,9 @@ class Channel:
         frame = unpack(line, self._token)
         if frame is None:
             self.dropped[_reason(line, self._token)] += 1
+        elif isinstance(frame.body, Meet | Pin):
+            if not (isinstance(frame.body, Pin) and self._boards.pin(connection, frame.body)):
+                self.dropped["no board"] += 1
         elif frame.sender != connection.worker:
             self.dropped["nobody"] += 1
         else:
@@ -113,7 +119,7 @@ class Channel:
             connection.finish()
             return
         frame = unpack(line, self._token)
-        if frame is None or not isinstance(frame.body, Hello) or frame.sender != frame.body.worker:
+        if frame is None or not isinstance(frame.body, Hello | Meet) or frame.sender != frame.body.worker:
             self.dropped[_reason(line, self._token) if frame is None else "no hello"] += 1
             connection.close()
             return
@@ -122,10 +128,19 @@ class Channel:
             self.dropped["nobody"] += 1
             connection.close()
             return
+        if isinstance(frame.body, Meet):
+            self._strangers.remove(connection)
+            connection.worker = worker
+            self._boards.meet(connection, frame.body.board)
+            return
         self.forget(worker)  # its older connection is dead, whatever our side of it thinks
         self._strangers.remove(connection)
         connection.worker, self._workers[worker] = worker, connection
         self._listener.heard(Said(worker=worker, body=frame.body, seq=frame.seq))
+
+
+    def _post(self, connection: _Connection, pins: list[Pin]) -> None:
+        connection.send(b"".join(pack(Frame(body=pin), self._token) for pin in pins))
 
 
 class _Connection:

@@ -5,18 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import FromMaster, Member
 from easyscale.core.requests import Accepted, Refused
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A new worker, meant for place `rank` of the plan `split`."""
+    """A new worker, meant for place `rank` of the plan `split`, on device `slot` where devices have names."""
 
     worker: int
     split: tuple[int, ...]
     rank: int
     resume: str | None
+    slot: Slot | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +29,12 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Kill:
-    """End a process. Not `hard`: SIGTERM, for scripts that never spoke to us."""
+    """End a process. Not `hard`: SIGTERM, for scripts that never spoke to us. `tree`: with all that it has started,
+    also what has left its group."""
 
     worker: int
     hard: bool = True
+    tree: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,19 @@ def failed(s: Situation, word: Failed) -> None:
         s.ending.est, s.ending.step = word.est, word.step
 
 
+def too_many(s: Situation, processes: int) -> None:
+    """All of it ends at once, before it takes the machine down, and would be the same the next time."""
+    _kill_all(s, tree=True)  # first: whose parent has ended is found no more
+    fail(
+        s,
+        f"The job ran {processes} processes, and may run {s.limits.processes}.\n"
+        "  why: it forks without end, or its loaders have more processes than the limit is made for.\n"
+        "  now: look at its last lines above; where they are meant, use fewer num_workers or raise --process-limit.",
+    )
+    assert s.ending is not None
+    s.ending.final = s.ending.killed = True
+
+
 def all_lost(s: Situation) -> None:
     """No member is left."""
     for loss in s.losses:
@@ -93,7 +106,7 @@ def settle(s: Situation) -> None:
         s.over = True
         s.decisions.append(End(how="stopped", exit_code=ending.exit_code))
     elif ending is not None and ending.why == "fail":
-        if s.restarts < s.limits.max_restarts:
+        if s.restarts < s.limits.max_restarts and not ending.final:
             _restart(s)
         else:
             s.over = True
@@ -147,9 +160,9 @@ def _attempt(s: Situation) -> list[Hand]:
     return [hand for number, hand in s.hands.items() if number >= s.attempt]
 
 
-def _kill_all(s: Situation) -> None:
+def _kill_all(s: Situation, *, tree: bool = False) -> None:
     for hand in s.alive():
-        s.decisions.append(Kill(worker=hand.number))
+        s.decisions.append(Kill(worker=hand.number, tree=tree))
         hand.gone_by = s.now + s.limits.kill
     if s.ending is not None:
         s.ending.killed, s.ending.deadline = True, s.now + s.limits.kill

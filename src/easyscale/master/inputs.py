@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from easyscale.core.cluster import Slot
+
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
@@ -28,7 +30,10 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A worker's process runs. `started`: the start time of the pid, so that a reused number is never touched."""
+    """A worker's process runs. `started`: the start time of the pid, so that a reused number is never touched.
+
+    A pid of 0: not on this machine, or not known yet. The worker tells it when it says hello.
+    """
 
     worker: int
     pid: int
@@ -54,11 +59,12 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Someone wishes another plan: a number of workers, a split, or a plan without one worker."""
+    """Someone wishes another plan: a number of workers, a split, a plan without one worker, or one on these devices."""
 
     workers: int | None = None
     split: tuple[int, ...] | None = None
     leave: int | None = None
+    slots: tuple[Slot, ...] | None = None
     kind: Literal["scale"] = "scale"
 
 
@@ -78,6 +84,14 @@ class Save:
     kind: Literal["save"] = "save"
 
 
+@dataclass(frozen=True, kw_only=True)
+class TooMany:
+    """The workers and what they have started are more processes than the job may have."""
+
+    processes: int
+    kind: Literal["too-many"] = "too-many"
+
+
 What = Literal["silent", "late", "status", "join", "blame", "kill", "gone"]
 
 
@@ -90,9 +104,9 @@ class Overdue:
     kind: Literal["overdue"] = "overdue"
 
 
-Fact = Begun | Started | NotStarted | Ended | Scale | Stop | Save | Overdue
+Fact = Begun | Started | NotStarted | Ended | Scale | Stop | Save | TooMany | Overdue
 Input = Said | Fact
 FACTS: dict[str, type[Any]] = {
     "begun": Begun, "started": Started, "not-started": NotStarted, "ended": Ended, "scale": Scale, "stop": Stop,
-    "save": Save, "overdue": Overdue,
+    "save": Save, "too-many": TooMany, "overdue": Overdue,
 }  # fmt: skip

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from easyscale.core.cluster import Slot, slots_of_plain
 from easyscale.core.control import Frame, pack, unpack
 from easyscale.core.plan import Plan, Schedule
 from easyscale.core.spec import Target, WorkerSpec
@@ -42,6 +43,8 @@ class Heading:
     outputs: Outputs
     title: str
     first_step: int
+    slots: tuple[Slot, ...] | None = None  # the devices that it begins on, where they have names
+    kinds: tuple[str, ...] = ()  # types of devices that it may be given later
 
 
 class Journal:
@@ -121,6 +124,8 @@ def _given(raw: dict[str, Any]) -> Input | None:
     for name in ("split", "workers"):
         if isinstance(fact.get(name), list):
             fact[name] = tuple(fact[name])
+    if fact.get("slots") is not None:
+        fact["slots"] = slots_of_plain(fact["slots"])
     given: Input = FACTS[fact["kind"]](**fact)
     return given
 
@@ -136,6 +141,8 @@ def _plain_heading(heading: Heading) -> dict[str, Any]:
         "metrics_dir": str(outputs.metrics_dir) if outputs.metrics_dir is not None else None,
         "title": heading.title,
         "first_step": heading.first_step,
+        "slots": None if heading.slots is None else [asdict(slot) for slot in heading.slots],
+        "kinds": list(heading.kinds),
     }
 
 
@@ -158,4 +165,6 @@ def _heading(raw: dict[str, Any]) -> Heading:
         ),
         title=raw["title"],
         first_step=raw["first_step"],
+        slots=None if raw.get("slots") is None else slots_of_plain(raw["slots"]),
+        kinds=tuple(raw.get("kinds", ())),
     )

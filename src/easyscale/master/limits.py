@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,5 +41,13 @@ class Limits:
     workers: tuple[int, int] | None = None
     # ESTs move away from workers that turn out slower, without being asked.
     rebalance: bool = False
+    # Bytes of each of a worker's two logs: of a longer one the oldest part is dropped, so that a flood does not fill
+    # the disk. None: all is kept.
+    log_bytes: int | None = None
+    # Processes of all workers together, with those that they start: more end the job. None: nobody counts.
+    processes: int | None = None
     # The address of the control channel. Loopback: nobody outside this machine can reach it.
     listen: str = "127.0.0.1"
+    # Where the workers of a plan find each other: a file in the job's folder, or a board that the master keeps and that
+    # is reached on the control channel, from any machine.
+    meeting: Literal["file", "master"] = "file"

@@ -14,7 +14,7 @@ from easyscale.core.plan import Plan
 from easyscale.master import endings
 from easyscale.master.decisions import InForce, Kill, Paused, Recovered
 from easyscale.master.ranges import cover
-from easyscale.master.sentences import fate, seconds, workers_of
+from easyscale.master.sentences import devices_of, fate, seconds, workers_of
 from easyscale.master.situation import Halting, Loss, Opening, Situation, Suspicion, Wanted, Watch
 
 
@@ -42,6 +42,8 @@ def cancel(s: Situation, wish: Wanted | None, why: str) -> None:
 
 
 def plan_of(wish: Wanted) -> str:
+    if wish.slots is not None:
+        return devices_of(wish.slots)
     if wish.split is not None:
         return workers_of(Plan(wish.split))
     return "a plan without those who want to leave" if wish.workers is None else f"{wish.workers} workers"
@@ -123,7 +125,7 @@ def _recover(s: Situation) -> None:
         return
     if with_state and len(with_state) < len(living) and s.wish is None:
         # Those without state wait for a switch: while the others look for what was lost, nobody can give them any.
-        s.wish = Wanted(workers=len(living))
+        s.wish = Wanted(workers=len(living), slots=s.slots_of(sorted(living)))
     order = Order(
         epoch=s.epoch + 1, how="recover" if with_state else "start", members=cover(base, with_state or living),
         rendezvous=s.terms.rendezvous(s.epoch + 1), leaving=leaving,

@@ -13,7 +13,9 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from easyscale.core.control import Heard
+from easyscale.backends.lives import own_start
+from easyscale.core.cluster import Slot
+from easyscale.core.control import BOARD, Heard
 from easyscale.core.ports import ElasticLauncher
 from easyscale.core.requests import Accepted, AskCheckpoint, AskScale, AskStatus, Refused, Reply, Request
 from easyscale.core.spec import Control
@@ -21,7 +23,6 @@ from easyscale.master.book import Book, is_written
 from easyscale.master.channel import Channel
 from easyscale.master.crewroom import Crewroom
 from easyscale.master.decisions import Answer, Decision, End, Kill, Send, Start
-from easyscale.master.files import process_start
 from easyscale.master.inputs import Begun, Fact, Input, Said, Save, Scale, Stop
 from easyscale.master.interrupts import Interrupts
 from easyscale.master.journal import Entry, Heading, Journal, read
@@ -50,8 +51,13 @@ def run_elastic(
     folder: JobFolder,
     limits: Limits | None = None,
     title: str = "",
+    slots: tuple[Slot, ...] | None = None,
+    kinds: tuple[str, ...] = (),
 ) -> Outcome:
-    """Run the job to its end. What cannot be written is refused before the first worker starts."""
+    """Run the job to its end. What cannot be written is refused before the first worker starts.
+
+    `slots`: the devices that it begins on, where they have names. `kinds`: types of those that it may get later.
+    """
     if outputs.report is not None:
         check_report_path(outputs.report)
     if outputs.metrics_dir is not None:
@@ -60,7 +66,7 @@ def run_elastic(
     limits = replace(limits or Limits(), join=template.timeout, stop=template.timeout)
     heading = Heading(
         job=job, limits=limits, outputs=_absolute(outputs), title=title,
-        first_step=first_step(template.resume, template.checkpoint_dir),
+        first_step=first_step(template.resume, template.checkpoint_dir), slots=slots, kinds=kinds,
     )  # fmt: skip
     with folder.claim():
         journal = Journal(folder.journal)
@@ -106,7 +112,9 @@ class Master:
         self._logged = 0  # steps before this one are in the metrics folder
         self._looked = time.monotonic()
         self._fold(past or [])
-        self._crew = Crewroom(folder, launcher, self._selector, self._inputs.append, self._last_words)
+        self._crew = Crewroom(
+            folder, launcher, self._selector, self._inputs.append, self._last_words, heading.limits
+        )  # fmt: skip
         former = folder.master() if self._again else None
         self._channel = Channel(
             self._selector, record.token, self, heading.limits.listen, former.port if former is not None else 0
@@ -160,7 +168,9 @@ class Master:
                 now="start it with --determinism D1, the default.",
             )
         if isinstance(request, AskScale):
-            given: Fact = Scale(workers=request.workers, split=request.split, leave=request.leave)
+            given: Fact = Scale(
+                workers=request.workers, split=request.split, leave=request.leave, slots=request.slots
+            )  # fmt: skip
         elif isinstance(request, AskCheckpoint):
             if self._heading.job.template.checkpoint_dir is None:
                 return Refused(
@@ -227,7 +237,7 @@ class Master:
             case Send():
                 self._channel.send(decision.worker, decision.body)
             case Kill():
-                self._crew.kill(decision.worker, hard=decision.hard)
+                self._crew.kill(decision.worker, hard=decision.hard, tree=decision.tree)
             case Answer():
                 self._reply = decision.reply
             case End():
@@ -253,8 +263,7 @@ class Master:
         self._told = len(self._book.state.events)
 
     def _announce(self) -> None:
-        started = process_start(os.getpid())
-        self._folder.write_master(os.getpid(), started or "", self._control().host, self._channel.port)
+        self._folder.write_master(os.getpid(), own_start(), self._control().host, self._channel.port)
 
     def _begin(self) -> None:
         folder = self._heading.outputs.metrics_dir
@@ -321,12 +330,17 @@ def _terms(heading: Heading, folder: JobFolder) -> Terms:
     return Terms(
         ests=template.ests,
         schedule=heading.job.schedule,
-        rendezvous=lambda epoch: str(folder.rendezvous(epoch)),
+        rendezvous=lambda epoch: (
+            f"{BOARD}{epoch}" if heading.limits.meeting == "master" else str(folder.rendezvous(epoch))
+        ),
         first_step=heading.first_step,
         resume=template.resume,
         resume_again=AUTO if template.checkpoint_dir is not None else template.resume,
         limits=heading.limits,
         last_step=template.max_steps,
+        level=template.determinism,
+        slots=heading.slots,
+        kinds=heading.kinds,
     )
 
 

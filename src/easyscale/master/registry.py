@@ -28,8 +28,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from easyscale.backends import lives
 from easyscale.core.errors import UsageError
-from easyscale.master.files import fold, is_alive, jobs_directory, process_start, read_json, write_json
+from easyscale.master.files import fold, jobs_directory, process_start, read_json, write_json
 
 EntryState = Literal["running", "masterless", "dead", "ended"]
 Stream = Literal["out", "err"]
@@ -37,6 +38,7 @@ Stream = Literal["out", "err"]
 # From its first file until its master listens, a job has no master.json; after so long there will never be one.
 STARTING_SECONDS = 60.0
 _LONGEST_NAME = 40
+_LONGEST_ID = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,23 +101,36 @@ class JobFolder:
 
     @classmethod
     def create(
-        cls, name: str, command: tuple[str, ...], ests: int, settings: Mapping[str, Any] | None = None
+        cls,
+        name: str,
+        command: tuple[str, ...],
+        ests: int,
+        settings: Mapping[str, Any] | None = None,
+        id: str | None = None,
+        jobs: Path | None = None,
+        cwd: Path | None = None,
     ) -> JobFolder:
-        """A new job with a new id and token. Its folder appears with job.json in it, never without."""
-        jobs = jobs_directory()
+        """A new job with a new token, and with a new id unless this very one is wanted. Its folder appears with
+        job.json in it, never without. `jobs`: among those of another runtime directory than the user's own."""
+        jobs = jobs or jobs_directory()
         name = clean_name(name)
+        if id is not None:
+            _check_id(jobs, id)
         new = Path(tempfile.mkdtemp(prefix=".new-", dir=jobs))  # 0700
         for part in ("logs", "workers"):
             (new / part).mkdir(mode=0o700)
         while True:
             record = JobRecord(
-                id=f"{name}-{secrets.token_hex(2)}", name=name, command=command, ests=ests, started=time.time(),
-                cwd=os.getcwd(), token=secrets.token_hex(16), settings=dict(settings or {}),
+                id=id or f"{name}-{secrets.token_hex(2)}", name=name, command=command, ests=ests, started=time.time(),
+                cwd=str(cwd or os.getcwd()), token=secrets.token_hex(16), settings=dict(settings or {}),
             )  # fmt: skip
             write_json(new / "job.json", asdict(record))
             try:
                 new.rename(jobs / record.id)
             except OSError:  # that id is in use: a folder with files in it is not replaced
+                if id is not None:
+                    shutil.rmtree(new, ignore_errors=True)
+                    _check_id(jobs, id)
                 if not (jobs / record.id).exists():
                     raise
             else:
@@ -192,9 +207,9 @@ class JobFolder:
         """`started` comes from `files.process_start(pid)`."""
         write_json(self.master_file, asdict(MasterRecord(pid=pid, started=started, host=host, port=port)))
 
-    def write_worker(self, worker: int, pid: int) -> None:
-        """Note the process of a worker that was just started."""
-        started = process_start(pid) or ""
+    def write_worker(self, worker: int, pid: int, started: str | None = None) -> None:
+        """Note the process of a worker that was just started. `started`: from its launcher, else from the pid."""
+        started = (process_start(pid) or "") if started is None else started
         write_json(
             self.path / "workers" / f"{worker}.json", asdict(WorkerRecord(worker=worker, pid=pid, started=started))
         )
@@ -211,16 +226,16 @@ class JobFolder:
         if self.result() is not None:
             return "ended"
         master = self.master()
-        if master is not None and is_alive(master.pid, master.started):
+        if master is not None and lives.is_alive(master.pid, master.started):
             return "running"
-        if any(is_alive(worker.pid, worker.started) for worker in self.workers()):
+        if any(lives.is_alive(worker.pid, worker.started) for worker in self.workers()):
             return "masterless"
         if master is None and self.record() is not None and self._age() < STARTING_SECONDS:
             return "running"
         return "dead"
 
     def live_workers(self) -> list[WorkerRecord]:
-        return [worker for worker in self.workers() if is_alive(worker.pid, worker.started)]
+        return [worker for worker in self.workers() if lives.is_alive(worker.pid, worker.started)]
 
     @contextlib.contextmanager
     def claim(self) -> Iterator[None]:
@@ -298,6 +313,20 @@ def _sweep(jobs: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > STARTING_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_id(jobs: Path, id: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", id) or len(id) > _LONGEST_ID:
+        raise UsageError(
+            f"{id!r} cannot be the id of a job.",
+            "it is the name of a folder, and is typed in a shell.",
+            f"use letters, digits, dots, dashes and underscores, at most {_LONGEST_ID}, none of them first but a letter"
+            " or a digit.",
+        )
+    if (jobs / id).exists():
+        raise UsageError(
+            f"There is a job {id} already.", "an id names one job.", "choose another, or `easyscale ps --clean`."
+        )
 
 
 def clean_name(name: str) -> str:

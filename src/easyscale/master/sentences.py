@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import Member
 from easyscale.core.errors import WorkerLostError
 from easyscale.core.messages import Failed
@@ -15,6 +16,13 @@ from easyscale.master.ranges import heirs, names
 def workers_of(plan: Plan) -> str:
     """`2 workers (1+1)`."""
     return f"{plan.workers} worker{'s' if plan.workers > 1 else ''} ({plan})"
+
+
+def devices_of(slots: Sequence[Slot]) -> str:
+    """`device a`, `devices a and b`."""
+    ids = [slot.id for slot in slots]
+    listed = f"{', '.join(ids[:-1])} and {ids[-1]}" if len(ids) > 1 else ids[0]
+    return f"device{'s' if len(ids) > 1 else ''} {listed}"
 
 
 def how_ended(code: int | None) -> str:

@@ -6,10 +6,11 @@ Changed only by the rules (`losses`, `wishes`, `endings`, `brain`). No clock, no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from easyscale.core.cluster import Level, Slot
 from easyscale.core.control import Dismiss, FromMaster, Member, Order, Status
 from easyscale.core.messages import Failed
 from easyscale.core.plan import Plan, Schedule
@@ -30,6 +31,9 @@ class Terms:
     resume_again: str | None = None
     limits: Limits = field(default_factory=Limits)
     last_step: int | None = None  # the job ends there; None: nobody knows
+    level: Level = "D1"
+    slots: tuple[Slot, ...] | None = None  # the devices of the first plan; None: a number of workers, wherever they run
+    kinds: tuple[str, ...] = ()  # types of devices that it may be given later
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Hand:
 
     number: int
     since: float
+    slot: Slot | None = None  # the device that it has to itself
     pid: int | None = None
     started: str = ""
     spoke: bool = False
@@ -62,10 +67,12 @@ class Hand:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """A plan that is wished. `workers` None: those who are there and do not want to leave."""
+    """A plan that is wished. `workers` None: those who are there and do not want to leave. `slots`: one worker on each
+    of these devices and on no other."""
 
     workers: int | None = None
     split: tuple[int, ...] | None = None
+    slots: tuple[Slot, ...] | None = None
     at: int | None = None
     scheduled: bool = False
     unasked: bool = False  # the master's own idea: given up at the first obstacle
@@ -139,6 +146,7 @@ class Ending:
     step: int | None = None
     killed: bool = False
     asked: bool = True  # from outside: the next time means at once
+    final: bool = False  # the job does not start again, whatever it allows
 
 
 @dataclass
@@ -159,6 +167,7 @@ class Situation:
     watch: Watch | None = None
     wish: Wanted | None = None
     wanted: Wanted = field(default_factory=Wanted)  # the last wish that was accepted
+    slots: tuple[Slot, ...] | None = None  # the devices that it was given; it may use fewer
     asked: bool = False  # someone wished for this very split
     planned: int = 0  # entries of the schedule that were ordered or given up
     departing: set[int] = field(default_factory=set)
@@ -205,6 +214,12 @@ class Situation:
         """Workers that start, or wait with `Ready` for a place."""
         taken = set(self.concerned())
         return [hand for hand in self.hands.values() if hand.usable and hand.number not in taken]
+
+    def slots_of(self, workers: Iterable[int]) -> tuple[Slot, ...] | None:
+        """Where these workers sit; None: some of them sit nowhere in particular."""
+        slots = [self.hands[worker].slot for worker in workers]
+        found = tuple(slot for slot in slots if slot is not None)
+        return found if found and len(found) == len(slots) else None
 
     def name(self, worker: int) -> str:
         pid = self.hands[worker].pid

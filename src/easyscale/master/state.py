@@ -105,6 +105,7 @@ class JobState:
         self.start_seconds: float | None = None
         self.timings: dict[str, float] = {}
         self.bytes_sent = 0
+        self.total: int | None = None  # global steps in all, where the script has said
         self.generation: Generation | None = None
         # Of elastic jobs: who runs which ESTs now, what losses cost, and what was not heeded on the control channel.
         self.places: dict[int, range] | None = None
@@ -203,6 +204,7 @@ class JobState:
 
     def _step_done(self, message: StepDone) -> None:
         self.epochs = max(self.epochs, message.epoch + 1)
+        self.total = message.total if message.total is not None else self.total
         if message.step in self._passed:  # told twice, after a loss: the bits are the same
             return
         parts = self._pending.setdefault(message.step, {})

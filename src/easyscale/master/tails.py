@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from easyscale.master.output import Lines
+from easyscale.master.trimming import dropped, trim
 
 _CHUNK = 1 << 16
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -25,18 +27,35 @@ class LogLine:
 
 
 class _Tail:
-    def __init__(self, path: Path, place: int | None) -> None:
+    """`place` counts from the first byte that was ever written, also when the oldest part was dropped."""
+
+    def __init__(self, path: Path, place: int | None, limit: int | None) -> None:
+        self._path, self._limit = path, limit
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self.place = os.fstat(self._file).st_size if place is None else place
+        self._gone = dropped(path)
+        written = self._gone + os.fstat(self._file).st_size
+        self.place = written if place is None else min(place, written)
+        self._shown, self._full = 0, False
         self._lines = Lines(_CHUNK, returns=True)
 
-    def take(self) -> Iterator[bytes]:
-        while data := os.pread(self._file, _CHUNK, self.place):
+    def take(self, most: int | None = _AT_ONCE) -> Iterator[bytes]:
+        """`most`: bytes; whoever writes without end does not keep the reader from everything else."""
+        self.place = max(self.place, self._gone)
+        while not self._full and (data := os.pread(self._file, _CHUNK, self.place - self._gone)):
             self.place += len(data)
+            self._shown += len(data)
             yield from self._lines.feed(data)
+            if self._limit is not None and self._shown > self._limit:
+                self._full, self._lines = True, Lines(_CHUNK, returns=True)
+                # The screen may be a file as well.
+                yield b"(it has printed as much as its log may hold; the newest part is in its log only)"
+            if most is not None and (most := most - len(data)) <= 0:
+                break
+        if self._limit is not None and trim(self._path, self._limit):
+            self._gone = dropped(self._path)
 
     def end(self) -> Iterator[bytes]:
-        yield from self.take()
+        yield from self.take(None)
         rest = self._lines.rest()
         if rest:
             yield rest
@@ -48,8 +67,9 @@ class _Tail:
 class Tails:
     """`follow` a worker, `take` what is new now and then, `end` with its last lines."""
 
-    def __init__(self, places: Path) -> None:
-        self._places = places
+    def __init__(self, places: Path, limit: int | None = None) -> None:
+        """`limit`: bytes of a log; of a longer one the oldest part is dropped."""
+        self._places, self._limit = places, limit
         self._tails: dict[tuple[int, bool], _Tail] = {}
         self._known: dict[str, int] = {}
         with contextlib.suppress(OSError, ValueError):
@@ -61,7 +81,7 @@ class Tails:
         for error, path in ((False, out), (True, err)):
             place = self._known.get(_key(worker, error), None if from_end else 0)
             with contextlib.suppress(FileNotFoundError):
-                self._tails[worker, error] = _Tail(path, place)
+                self._tails[worker, error] = _Tail(path, place, self._limit)
 
     def take(self) -> list[LogLine]:
         lines = [

@@ -6,18 +6,20 @@ fails or is late cancels the wish, and the job goes on as it was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from easyscale.core.cluster import Slot
 from easyscale.core.control import Declined, Order
 from easyscale.core.errors import PlanError
 from easyscale.core.messages import Failed
 from easyscale.core.plan import Plan
 from easyscale.core.requests import Accepted, Refused
-from easyscale.master import endings, losses
+from easyscale.master import endings, losses, placing
 from easyscale.master.decisions import Answer, Kill, Start
 from easyscale.master.inputs import Scale
 from easyscale.master.ranges import arrange, stayers
-from easyscale.master.sentences import died, headline, shell_code, workers_of
+from easyscale.master.sentences import devices_of, died, headline, shell_code, workers_of
 from easyscale.master.situation import Hand, Situation, Wanted
 
 SIGTERM = 15  # what a job is told whose only worker has to go
@@ -41,7 +43,8 @@ def wants_to_leave(s: Situation, worker: int) -> None:
             endings.stop(s, SIGTERM, asked=False)
         return
     s.departing.add(worker)
-    s.wish = Wanted()
+    if s.wish is None or s.wish.slots is None:  # a wish for devices lets those go first who want to
+        s.wish = Wanted()
     _reconsider(s)
 
 
@@ -62,7 +65,7 @@ def candidate_lost(s: Situation, worker: int, how: str, code: int | None) -> Non
         s.say("worker-lost", f"{s.name(worker)} {how}; another one is started.")
     elif others:
         s.say("worker-lost", f"{s.name(worker)} {how}; the job starts without it.")
-        s.wanted = Wanted(workers=len(others))
+        s.wanted = _those(s, [other.number for other in others])
     else:
         endings.fail(s, died(f"worker {worker}", code, s.steps), exit_code=shell_code(code), worker=worker)
 
@@ -84,7 +87,7 @@ def declined(s: Situation, word: Declined) -> None:
         s.dropped["older plan"] += 1
         return
     s.opening = None
-    s.wanted = Wanted(workers=len(s.members()))
+    s.wanted = _those(s, [member.worker for member in s.members()])
     losses.cancel(s, opening.wish, word.why)
 
 
@@ -123,9 +126,14 @@ def settle(s: Situation) -> None:
             return
 
 
-def _towards(s: Situation, wish: Wanted) -> None:
+def _towards(s: Situation, wish: Wanted, later: Sequence[Slot] = ()) -> None:
+    """`later`: devices of the wish after this one; who starts there goes on with it."""
     present = [m.worker for m in s.members() if s.usable(m.worker) and m.worker not in s.departing]
-    stay = stayers(present, wish.workers)
+    if wish.slots is not None and (first := placing.before(s, wish.slots)) is not None:
+        _towards(s, replace(wish, workers=len(first) or None, split=None, slots=first or None), wish.slots)
+        s.wish = wish if s.ending is None else None
+        return
+    stay = stayers(present, wish.workers) if wish.slots is None else placing.stayers(s, present, wish.slots)
     wanted = wish.workers if wish.workers is not None else len(stay)
     if wanted == 0:  # all want to leave
         endings.stop(s, SIGTERM, asked=False)
@@ -134,15 +142,22 @@ def _towards(s: Situation, wish: Wanted) -> None:
     plain = [] if s.current is not None else _ended_well(s)
     fresh = sorted(s.candidates(), key=lambda hand: (not hand.ready, hand.number))
     needed = wanted - len(stay)
-    _dismiss(s, fresh[needed:], "it is not needed any more")
-    fresh = sorted(fresh[:needed], key=lambda hand: hand.number)
+    chosen = fresh[:needed] if wish.slots is None else placing.newcomers(s, fresh, stay, wish.slots)
+    spare = [hand for hand in fresh if hand not in chosen and hand.slot not in later]
+    _dismiss(s, spare, "it is not needed any more")
+    fresh = sorted(chosen, key=lambda hand: hand.number)
     missing = needed - len(fresh) - len(plain)
-    fresh += [_start(s, split, len(stay) + len(fresh) + n) for n in range(missing)]
+    places: Sequence[Slot | None] = [None] * missing
+    if wish.slots is not None:
+        places = placing.vacant(s, wish.slots, plain)
+    fresh += [_start(s, split, len(stay) + len(fresh) + n, slot) for n, slot in enumerate(places)]
+    if len(fresh) + len(plain) < needed:  # on the devices of the others someone is still about to end
+        return
     if plain:
         if fresh and all(hand.ready for hand in fresh):  # some never came: the others need not wait for them
             for hand in plain:
                 hand.lost = True
-            s.wanted = Wanted(workers=len(fresh))
+            s.wanted = _those(s, [hand.number for hand in fresh])
             _towards(s, s.wanted)
         return
     members = arrange(split, [*stay, *(hand.number for hand in fresh)])
@@ -150,14 +165,14 @@ def _towards(s: Situation, wish: Wanted) -> None:
         s.wish = None
     elif all(hand.ready for hand in fresh) or (wish.scheduled and s.current is not None):
         s.wish = None
-        chosen = {member.worker for member in members}
+        inside = {member.worker for member in members}
         losses.give(
             s,
             Order(
                 epoch=s.epoch + 1, how="switch" if s.current is not None else "start", members=members, at=wish.at,
                 rendezvous=s.terms.rendezvous(s.epoch + 1),
                 joining=tuple(hand.number for hand in fresh) if s.current is not None else (),
-                leaving=tuple(m.worker for m in s.members() if s.usable(m.worker) and m.worker not in chosen),
+                leaving=tuple(m.worker for m in s.members() if s.usable(m.worker) and m.worker not in inside),
             ),
             wish,
         )  # fmt: skip
@@ -169,10 +184,14 @@ def _next_wish(s: Situation) -> Wanted | None:
     if s.departing & set(present):
         return Wanted()
     missing = min(_floor(s) - len(present), s.limits.max_restarts - s.restarts)
+    slots = s.wanted.slots
+    if slots is not None and missing > 0:
+        slots = placing.chosen(s, present, slots, len(present) + missing)
+        missing = len(slots) - len(present)
     if missing > 0:
         s.restarts += missing
         whole = len(present) + missing == s.wanted.workers
-        return Wanted(workers=len(present) + missing, split=s.wanted.split if whole else None)
+        return Wanted(workers=len(present) + missing, split=s.wanted.split if whole else None, slots=slots)
     if s.planned + 1 < len(s.terms.schedule.entries):
         s.planned += 1
         step, plan = s.terms.schedule.entries[s.planned]
@@ -182,6 +201,8 @@ def _next_wish(s: Situation) -> Wanted | None:
 
 
 def _scale(s: Situation, scale: Scale) -> Accepted:
+    if scale.slots is not None:
+        return _place(s, scale.slots)
     plan = Plan(scale.split) if scale.split is not None else Plan.even(s.terms.ests, scale.workers or 0)
     if plan.ests != s.terms.ests:
         raise PlanError(
@@ -190,10 +211,30 @@ def _scale(s: Situation, scale: Scale) -> Accepted:
             f"change the numbers so that they add up to {s.terms.ests}.",
         )
     _check(s, plan.workers)
-    s.wanted = s.wish = Wanted(workers=plan.workers, split=scale.split)
+    slots = None
+    if s.slots is not None:
+        if plan.workers > len(s.slots):
+            raise PlanError(
+                f"{plan.workers} workers are more than the job has devices.",
+                f"it was given {devices_of(s.slots)}, and each device runs one worker.",
+                "ask whoever gives the job its devices for more: `easyscale describe` shows what it waits for.",
+            )
+        present = [m.worker for m in s.members() if s.usable(m.worker) and m.worker not in s.departing]
+        slots = placing.chosen(s, present, s.slots, plan.workers)
+    s.wanted = s.wish = Wanted(workers=plan.workers, split=scale.split, slots=slots)
     s.asked = scale.split is not None
     _reconsider(s)
     return Accepted(text=f"The job goes to {workers_of(plan)}.", split=plan.split)
+
+
+def _place(s: Situation, slots: tuple[Slot, ...]) -> Accepted:
+    """Exactly these devices from now on."""
+    plan = Plan.even(s.terms.ests, len(slots))
+    _check(s, plan.workers)
+    s.slots, s.asked = slots, False
+    s.wanted = s.wish = Wanted(workers=len(slots), slots=slots)
+    _reconsider(s)
+    return Accepted(text=f"The job goes to {workers_of(plan)} on {devices_of(slots)}.", split=plan.split)
 
 
 def _leave(s: Situation, worker: int) -> Accepted:
@@ -214,7 +255,7 @@ def _leave(s: Situation, worker: int) -> Accepted:
         )
     _check(s, len(rest))
     s.departing.add(worker)
-    s.wish, s.wanted, s.asked = Wanted(), Wanted(workers=len(rest)), False
+    s.wish, s.wanted, s.asked = Wanted(), _those(s, rest), False
     _reconsider(s)
     plan = Plan.even(s.terms.ests, len(rest))
     return Accepted(text=f"Worker {worker} hands its ESTs over and leaves.", split=plan.split)
@@ -257,11 +298,16 @@ def _ended_well(s: Situation) -> list[Hand]:
     return [h for h in s.hands.values() if h.number >= s.attempt and h.ended and h.code == 0 and not h.lost]
 
 
-def _start(s: Situation, split: tuple[int, ...], rank: int) -> Hand:
+def _those(s: Situation, workers: list[int]) -> Wanted:
+    """A plan with just these workers."""
+    return Wanted(workers=len(workers), slots=s.slots_of(workers))
+
+
+def _start(s: Situation, split: tuple[int, ...], rank: int, slot: Slot | None) -> Hand:
     number, s.next_number = s.next_number, s.next_number + 1
-    hand = s.hands[number] = Hand(number=number, since=s.now)
+    hand = s.hands[number] = Hand(number=number, since=s.now, slot=slot)
     resume = None if s.current is not None else s.terms.resume if s.attempt == 0 else s.terms.resume_again
-    s.decisions.append(Start(worker=number, split=split, rank=min(rank, len(split) - 1), resume=resume))
+    s.decisions.append(Start(worker=number, split=split, rank=min(rank, len(split) - 1), resume=resume, slot=slot))
     return hand
 
 

@@ -20,6 +20,9 @@ class Terms:
     news: float = 0.05  # a change of speed of this share is told to the scheduler
     # The devices are others' choice, as on a live master without a scheduler: each runs an EST, and only ESTs move.
     fixed: bool = False
+    # With `fixed`: growth is judged all the same. What disappoints sets the limit that the scheduler is told, and ESTs
+    # stay on all devices until it takes some away.
+    judged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,8 @@ class Mind:
             return []
         for device in sorted(before - after):
             self.profile.forget(device)
-        trial = self._trial() if self.split and before < after and not self.terms.fixed else None
+        judged = self.terms.judged or not self.terms.fixed
+        trial = self._trial() if self.split and before < after and judged else None
         self.devices, self.memory.trial, self.pending = devices, None, None
         usable = self._usable()
         if not usable:
@@ -211,6 +212,8 @@ class Mind:
             key(counts(self.devices)), rate, max(kept, self.needs.least), trial.kept, now, self.terms.remember
         )
         self._speed = None
+        if self.terms.fixed:
+            return []
         usable = self._usable()
         best = self._holding().best(self.needs.ests, usable)
         self.pending = best.split

@@ -40,16 +40,18 @@ class EstSpeed:
         """Global steps a second; 0.0 if the job cannot run on these."""
         if len(devices) == 1:  # what policies ask most
             for kind, count in devices.items():
+                if nodes is None and (found := self._near.get(kind)) is not None and 0 < count <= self.ests:
+                    return found[count - 1]
                 return self.rate_of(kind, count, nodes)
         wanted = key(devices)
         if len(wanted) <= 1:
             return self.rate_of(*wanted[0], nodes) if wanted else 0.0
         if self.level != "D2":
             return 0.0
-        found = self._mixed.get((wanted, nodes))
-        if found is None:
-            found = self._mixed[wanted, nodes] = self._mix(dict(wanted), nodes)
-        return found
+        mixed = self._mixed.get((wanted, nodes))
+        if mixed is None:
+            mixed = self._mixed[wanted, nodes] = self._mix(dict(wanted), nodes)
+        return mixed
 
     def rate_of(self, kind: str, count: int, nodes: int | None = None) -> float:
         """On `count` devices of one type."""

@@ -229,7 +229,7 @@ class Line:
                 away_since = time.monotonic()
             time.sleep(RETRY_SECONDS)
 
-    def _address(self) -> tuple[str, int]:
+    def address(self) -> tuple[str, int]:
         """Where the master listens now: one that was started again may have had to take another port."""
         if self._control.endpoint is not None:
             try:
@@ -240,7 +240,7 @@ class Line:
         return self._called
 
     def _connect(self) -> socket.socket | None:
-        self._called = self._address()
+        self._called = self.address()
         try:
             connection = socket.create_connection(self._called, timeout=SEND_SECONDS)
         except OSError:
@@ -263,7 +263,7 @@ class Line:
             while not self._closing:
                 now = time.monotonic()
                 if now >= beat_at:
-                    if self._address() != self._called:  # whoever answers here is not the master any more
+                    if self.address() != self._called:  # whoever answers here is not the master any more
                         return
                     self._say(Beat(**self._facts(), waiting=self.is_waiting()))
                     beat_at = now + self._control.beat_seconds

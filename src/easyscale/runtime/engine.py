@@ -74,6 +74,7 @@ class Engine(ABC):
         self.started = started
         self.timings: dict[str, float] = {}
         self.in_epochs = False
+        self.epoch_count: int | None = None  # that es.epochs() was asked for
         self.loops = 0  # loops over prepared loaders begun in this epoch
         self.left_epochs = False  # the script broke out of es.epochs(): there is no epoch left
         self.failed = False  # the script raised: nothing more is agreed on with peers
@@ -122,7 +123,7 @@ class Engine(ABC):
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that remain."""
-        self.in_epochs = True
+        self.in_epochs, self.epoch_count = True, count
         try:
             for epoch in range(self.epoch, self.epoch if self.left_epochs else count):
                 self.epoch, self.loops = epoch, 0

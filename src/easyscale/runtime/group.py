@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,7 +26,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions, FileStore, PrefixStore, ProcessGroupGloo
 
+from easyscale.core.control import BOARD
 from easyscale.core.errors import WorkerLostError
+from easyscale.runtime.board import BoardKeeper, BoardStore
 
 LOOPBACK = "127.0.0.1"
 SLOT = 1 << 12  # bytes a worker has in a gathering before it is known how much they need
@@ -39,11 +41,24 @@ LOOK_SECONDS = (0.001, 0.01)  # between two looks for the others: soon at first,
 class Meeting:
     """Where the workers of one plan find each other."""
 
-    rendezvous: str  # a file's name
+    rendezvous: str  # a file's name, or a board of the master
     timeout: float  # seconds without an answer after which a peer counts as lost
     patience: float  # seconds until all must be there
     address: str = LOOPBACK
     called_off: Callable[[], bool] = lambda: False  # asked while waiting for the others
+    keeper: BoardKeeper | None = None  # of the board, where it is one
+
+    @contextmanager
+    def store(self, workers: int) -> Iterator[Any]:
+        if not self.rendezvous.startswith(BOARD):
+            yield FileStore(self.rendezvous, workers)
+            return
+        assert self.keeper is not None
+        store = BoardStore(self.rendezvous.removeprefix(BOARD), self.keeper)
+        try:
+            yield store
+        finally:
+            store.close()
 
 
 class Group:
@@ -55,6 +70,7 @@ class Group:
         self.bytes_sent = 0
         self.waiting = 0  # calls that wait for a peer now
         self._pg: Any = None
+        self._store: Any = None
         self._sockets: dict[int, str] = {}
         self._severed = False
         self._slot = SLOT
@@ -66,7 +82,11 @@ class Group:
 
     def _form(self, meeting: Meeting, name: str) -> None:
         _keep_from_forks()
-        store = PrefixStore(name, FileStore(meeting.rendezvous, self.workers))
+        with meeting.store(self.workers) as found:
+            self._store = found  # a store in Python must outlive what Gloo keeps of it
+            self._connect(PrefixStore(name, found), meeting)
+
+    def _connect(self, store: Any, meeting: Meeting) -> None:
         _await_all(store, self.worker, self.workers, meeting)
         store.set_timeout(timedelta(seconds=CONNECT_SECONDS))
         gloo: Any = ProcessGroupGloo

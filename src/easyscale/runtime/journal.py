@@ -54,6 +54,7 @@ class Journal:
         self._now: dict[tuple[int, str], torch.Tensor | float] = {}
         self._pending: deque[_Pending] = deque()
         self._warned = False
+        self.total: int | None = None  # global steps of the job, once it is known
 
     def tell(self, message: Message) -> None:
         if self._line is not None:
@@ -129,7 +130,7 @@ class Journal:
             StepDone(
                 worker=self._worker, step=pending.step, epoch=pending.epoch, ests=pending.ests, metrics=metrics,
                 samples=pending.samples, time=pending.time,
-                local=pending.local.seconds() if pending.local is not None else 0.0,
+                local=pending.local.seconds() if pending.local is not None else 0.0, total=self.total,
             )
         )  # fmt: skip
         for (est, name), value in zip(pending.names, values, strict=True):

@@ -115,6 +115,7 @@ class PreparedLoader:
             if not first:
                 raise _different_lengths(est, session.ran[-1])
             return False
+        session.window = taken
         session.turns.end()
         session.turn_ended(est)
         return True

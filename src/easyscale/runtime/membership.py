@@ -11,6 +11,7 @@ from easyscale.core.control import Member, Order
 from easyscale.core.errors import RecordMismatchError, WorkerLostError
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.record import collect, differences
+from easyscale.runtime.board import BoardKeeper
 from easyscale.runtime.control import Line
 from easyscale.runtime.engine import ScriptSettings
 from easyscale.runtime.group import LOOPBACK, Group, Meeting
@@ -60,12 +61,19 @@ class Membership:
             patience=patience or self._spec.timeout,
             address=self._spec.control.address if self._spec.control is not None else LOOPBACK,
             called_off=lambda: line is not None and line.superseded(order.epoch),
+            keeper=self._keeper(),
         )
         group = Group(meeting, rank, workers, name)
         self._groups.append(group)
         if line is not None and line.superseded(order.epoch):  # while it was formed, so that nobody severed it
             self.sever()
         return group
+
+    def _keeper(self) -> BoardKeeper | None:
+        control = self._spec.control
+        if self.line is None or control is None:
+            return None
+        return BoardKeeper(address=self.line.address, token=control.token, worker=self._spec.worker)
 
     def sever(self) -> None:
         for group in self._groups:

@@ -38,6 +38,7 @@ from easyscale.runtime.gates import (
     refuse_unprepared_schedulers,
 )
 from easyscale.runtime.group import Group
+from easyscale.runtime.length import steps_in_all
 from easyscale.runtime.loop import PreparedLoader
 from easyscale.runtime.pace import Pace
 from easyscale.runtime.recovery import Adopted, recover
@@ -76,6 +77,8 @@ class EstSession(Engine):
         self.joined_late = False  # it came to a running job
         self.resumed_loop: tuple[int, int] | None = None  # (loader, how many loops the epoch began before it)
         self.loader: PreparedLoader | None = None
+        self.window = 0  # batches of an EST in a local step
+        self._length_asked = False
         self.samples = 0
         self._left: tuple[int | None, Any, int] = (None, None, 0)  # the EST, code and line where a loop was left early
         self.broken: EasyScaleError | None = None
@@ -365,6 +368,8 @@ class EstSession(Engine):
         self.share_points += 1
         if self.line is not None:
             self.line.step = self.step
+        if not self._length_asked:
+            self._length_asked, self.journal.total = True, steps_in_all(self)
         self.journal.step_done(self.step - 1, self.epoch, samples, self.ran, self.pace.take())
         self._told_step = False
 

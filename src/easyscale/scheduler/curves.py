@@ -27,7 +27,9 @@ class Curve:
 
     def counts(self, held: int, least: int, most: int, same: int) -> list[int]:
         """Numbers of devices beyond `held` that are worth a look, at least `least` and at most `most`, and `same`."""
-        most = max(min(most, self.peak), min(most, same))
+        top = self.peak if self.peak > same else same
+        if most > top:
+            most = top
         found = self._known.get((held, least, most, same))
         if found is None:
             low = max(held + 1, least)

@@ -26,6 +26,7 @@ class JobProgressed:
     job: str
     done: float  # global steps completed in all
     switch_seconds: float | None = None  # what a switch costs it, where one was measured since
+    work: float | None = None  # global steps in all, where it has learned that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +40,19 @@ class JobProposed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobChanged:
+    """Its user wants other limits. A type that it is bound to stays."""
+
+    time: float
+    job: str
+    min_workers: int
+    max_workers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
+    """It leaves: it has ended, or its user has paused it."""
+
     time: float
     job: str
 
@@ -93,7 +106,17 @@ class Allocated:
     batch: float = 1.0  # factor of its global batch from now on
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSet:
+    """The devices that a tenant is entitled to; None: no limit. `borrow`: it may hold more while others do not."""
+
+    time: float
+    tenant: str
+    quota: int | None
+    borrow: bool = True
+
+
 Event = (
-    JobSubmitted | JobProgressed | JobProposed | JobFinished | JobFailed
+    JobSubmitted | JobProgressed | JobProposed | JobChanged | JobFinished | JobFailed | QuotaSet
     | DevicesAdded | DevicesLost | DevicesLent | DevicesCalledBack | Allocated
 )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
-from easyscale.core.cluster import DeviceKind, Devices, key, minus, plus, total
+from easyscale.core.cluster import DeviceKind, Devices, Needs, minus, plus, same, total
 from easyscale.scheduler.events import (
     Allocated,
     DevicesAdded,
@@ -12,37 +13,51 @@ from easyscale.scheduler.events import (
     DevicesLent,
     DevicesLost,
     Event,
+    JobChanged,
     JobFailed,
     JobFinished,
     JobProgressed,
     JobProposed,
     JobSubmitted,
+    QuotaSet,
 )
 from easyscale.scheduler.state import Cluster, Job
 
 
 def apply(cluster: Cluster, event: Event) -> None:
     """Late words about a job that has left are no error: messages cross."""
-    cluster.now = max(cluster.now, event.time)
-    match event:
-        case JobSubmitted():
-            _submit(cluster, event)
+    if event.time > cluster.now:
+        cluster.now = event.time
+    match event:  # the most frequent first
+        case Allocated():
+            if job := cluster.jobs.get(event.job):
+                _allocate(cluster, job, event)
         case JobProgressed():
             if job := cluster.jobs.get(event.job):
                 job.done, job.told = event.done, event.time
                 if event.switch_seconds is not None:
                     job.switch_seconds = event.switch_seconds
+                if event.work is not None:
+                    job.work = event.work
+        case JobSubmitted():
+            _submit(cluster, event)
         case JobProposed():
             if job := cluster.jobs.get(event.job):
                 _settle(job, event.time)
                 job.speed, job.limit = event.speed, event.limit
                 cluster.touched[job.id] = None
+        case JobChanged():
+            if job := cluster.jobs.get(event.job):
+                _change(cluster, job, event)
+        case QuotaSet():
+            if event.quota is None:
+                cluster.entitled.pop(event.tenant, None)
+                cluster.quotas.pop(event.tenant, None)
+            else:
+                cluster.entitled[event.tenant] = (event.quota, event.borrow)
         case JobFinished() | JobFailed():
             if job := cluster.jobs.pop(event.job, None):
                 _leave(cluster, job)
-        case Allocated():
-            if job := cluster.jobs.get(event.job):
-                _allocate(cluster, job, event)
         case DevicesAdded():
             _add(cluster, event.devices)
         case DevicesLent():
@@ -68,6 +83,13 @@ def _submit(cluster: Cluster, event: JobSubmitted) -> None:
     cluster.touched[event.job] = None
     cluster.demand += job.asked
     cluster.priorities[job.needs.priority] = cluster.priorities.get(job.needs.priority, 0) + 1
+
+
+def _change(cluster: Cluster, job: Job, event: JobChanged) -> None:
+    cluster.demand -= job.asked
+    job.needs = replace(job.needs, min_workers=event.min_workers, max_workers=event.max_workers)
+    cluster.demand += job.asked
+    cluster.touched[job.id] = None
 
 
 def _leave(cluster: Cluster, job: Job) -> None:
@@ -103,7 +125,7 @@ def _hold(cluster: Cluster, job: Job, devices: Devices) -> None:
 
 
 def _allocate(cluster: Cluster, job: Job, event: Allocated) -> None:
-    if key(event.devices) == key(job.devices) and event.batch == job.batch:
+    if same(event.devices, job.devices) and event.batch == job.batch:
         return
     first_of_this_moment = event.time > job.since or not job.switches
     _settle(job, event.time)
@@ -122,7 +144,13 @@ def _allocate(cluster: Cluster, job: Job, event: Allocated) -> None:
 def _bind(cluster: Cluster, job: Job) -> None:
     """From its first step on, a job that is not D2 knows one type of devices."""
     if cluster.binds and job.needs.level != "D2":
-        job.needs = replace(job.needs, types=tuple(job.devices))
+        job.needs = _bound(job.needs, tuple(job.devices))
+
+
+@lru_cache(maxsize=4096)
+def _bound(needs: Needs, types: tuple[str, ...]) -> Needs:
+    """The same object for jobs that are alike, so that others can know it by its identity."""
+    return replace(needs, types=types)
 
 
 def _add(cluster: Cluster, devices: Devices) -> None:

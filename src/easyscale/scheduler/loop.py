@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import floor
 
-from easyscale.core.cluster import Devices, key
+from easyscale.core.cluster import Devices, same
+from easyscale.scheduler.borrowing import lend_idle
 from easyscale.scheduler.events import Allocated, Event, JobProgressed
 from easyscale.scheduler.fold import apply
 from easyscale.scheduler.policy import Alarmed, Batching, Delta, Policy
 from easyscale.scheduler.rules import check, check_delta
 from easyscale.scheduler.state import Cluster
+
+QUIET = (JobProgressed, Allocated)  # no reason to decide: the one changes little, the other is our own doing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,7 @@ class Scheduler:
 
     def take(self, event: Event) -> None:
         apply(self.cluster, event)
-        if not isinstance(event, JobProgressed | Allocated):  # the one changes little, the other is our own doing
+        if not isinstance(event, QUIET):
             self._due = True
 
     def next_decision(self, now: float) -> float | None:
@@ -50,8 +53,10 @@ class Scheduler:
         if self.cluster.called:
             return now
         if self.policy.interval <= 0.0:
+            if self._due:
+                return now
             look = self._alarm.next_look(self.cluster) if self._alarm is not None else None
-            return now if self._due else None if look is None else max(now, look)
+            return None if look is None else max(now, look)
         if not self.cluster.jobs:
             return None
         if self._last is None:
@@ -65,6 +70,8 @@ class Scheduler:
         """
         cluster = self.cluster
         cluster.now = max(cluster.now, now)
+        if cluster.entitled:
+            cluster.quotas.update(lend_idle(cluster))
         decision = self.policy.decide(cluster)
         self._last, self._due = now, False
         cluster.touched.clear()
@@ -81,7 +88,7 @@ class Scheduler:
     def _change(self, name: str, devices: Devices) -> Change | None:
         job = self.cluster.jobs[name]
         batch = self._batching.batch(self.cluster, job, devices) if self._batching is not None and devices else 1.0
-        if key(job.devices) == key(devices) and (batch == job.batch or not devices):
+        if same(job.devices, devices) and (batch == job.batch or not devices):
             return None
         return Change(job=name, before=dict(job.devices), devices=dict(devices), batch=batch)
 

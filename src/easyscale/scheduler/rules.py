@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from easyscale.core.cluster import Devices, minus, show, total
+from easyscale.core.cluster import Devices, show, total
 from easyscale.core.errors import EasyScaleError
 from easyscale.scheduler.ledger import asked_kinds
 from easyscale.scheduler.state import Cluster, Job
@@ -37,7 +37,7 @@ def check(cluster: Cluster, wanted: Mapping[str, Devices]) -> None:
 def check_job(cluster: Cluster, job: Job, devices: Devices) -> None:
     """The rules that concern one job alone."""
     needs, count = job.needs, total(devices)
-    if any(n < 0 for n in devices.values()):
+    if min(devices.values(), default=0) < 0:
         raise RuleBroken("whole devices", f"{job.id} would hold {show(devices)}")
     if count == 0:
         return
@@ -69,8 +69,12 @@ def check_delta(cluster: Cluster, changed: Mapping[str, Devices]) -> None:
             raise RuleBroken("known jobs", f"{name} is not in the cluster")
         job = cluster.jobs[name]
         check_job(cluster, job, devices)
-        for kind, more in minus(devices, job.devices).items():
-            given[kind] = given.get(kind, 0) + more
+        for kind, count in job.devices.items():
+            given[kind] -= count
+        for kind, count in devices.items():
+            given[kind] = given.get(kind, 0) + count
+        if cluster.quotas:
+            more = total(devices) - total(job.devices)
             by_tenant[job.needs.tenant] = by_tenant.get(job.needs.tenant, 0) + more
     _compare(cluster, given, by_tenant)
 

@@ -15,9 +15,9 @@ the median job here still needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from math import inf
 
 from easyscale.core.cluster import Devices, plus, total
@@ -30,7 +30,7 @@ PRIOR = 60.0  # s at best speed that a job of unknown work is first expected to 
 STAY = 0.05  # a job leaves its type for one that is better by more than that
 MIXES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # devices of a further type that are tried at once
 
-Step = tuple[float, str, int]  # worth of a device, type, how many
+Step = tuple[float, str, int, float]  # worth of a device, type, how many, what it is worth to hold after it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +53,7 @@ class Claim:
     rest: float  # of the pause that it is in
     given: dict[str, int]
     count: int = 0  # of these
+    worth: float = 0.0  # of holding these
 
 
 class Shares:
@@ -67,6 +68,7 @@ class Shares:
         self.left, self.quota = ledger.left, ledger.quota
         self.claims = [self._claim(job, standings.of(cluster, job)) for job in jobs]
         self.horizon = self._median() if horizon is None else horizon
+        self._haste = 1.0 / self.horizon
 
     def _claim(self, job: Job, standing: Standing) -> Claim:
         best, now = standing.best, self.cluster.now
@@ -74,11 +76,14 @@ class Shares:
             return Claim(job, standing, 1, 0, 0.0, 0.0, 0.0, 0.0, {})
         rest, done = 0.0, job.done
         if job.devices:
-            rest = max(0.0, job.resumes - now)
-            if (seconds := now - max(job.told, job.resumes)) > 0.0:
+            if job.resumes > now:
+                rest = job.resumes - now
+            elif (seconds := now - max(job.told, job.resumes)) > 0.0:
                 done += job.rate() * seconds
         left = max(done, PRIOR * best) if job.work is None else job.work - done
-        time = max(left / best, SOON)
+        time = left / best
+        if time < SOON:
+            time = SOON
         pause = self.terms.payback * job.switch_seconds
         weight = time**-self.terms.power / best
         return Claim(job, standing, job.needs.least, job.most, time * best, weight, pause, rest, {})
@@ -100,50 +105,61 @@ class Shares:
         if devices == held:
             return rate / (1.0 + claim.rest * rate / claim.left)
         share = rate / claim.left  # of its work in a second
-        return rate / (1.0 + claim.pause * (max(share, 1.0 / self.horizon) if held else share))
+        if held and share < self._haste:
+            share = self._haste
+        return rate / (1.0 + claim.pause * share)
 
-    def first(self, names: Iterable[str]) -> None:
-        """These get the fewest devices that they run on, before all others, in this order."""
-        claims = {claim.job.id: claim for claim in self.claims}
-        for claim in (claims[name] for name in names if name in claims):
+    def first(self, places: Mapping[str, int]) -> None:
+        """These get the fewest devices that they run on, before all others, in the order of their places."""
+        chosen = [claim for claim in self.claims if claim.job.id in places]
+        for claim in sorted(chosen, key=lambda claim: places[claim.job.id]):
             found = [
                 (kind in claim.job.devices, curve.rates[claim.least], kind)
                 for kind, curve in claim.standing.curves.items()
                 if self._room(claim, kind) >= claim.least and curve.rates[claim.least] > 0.0
             ]
             if found:
-                self._give(claim, max(found)[2], claim.least)
+                _, rate, kind = max(found)
+                self._give(claim, kind, claim.least, self._worth(claim, {kind: claim.least}, rate))
 
     def run(self) -> dict[str, Devices]:
         """Who changes, and to what."""
         claims, heap = self.claims, []
         for turn, claim in enumerate(claims):
             if (step := self._step(claim)) is not None:
-                heap.append((-claim.job.needs.priority, -step[0], turn, step[1], step[2]))
+                heap.append((-claim.job.needs.priority, -step[0], turn, step))
         heapify(heap)
         free = sum(count for count in self.left.values() if count > 0)
-        while heap and free > 0:
-            _, _, turn, kind, count = heappop(heap)
+        while heap and free > 0:  # the claim with the best step takes it, and says its next one
+            lower, _, turn, (_, kind, count, worth) = heap[0]
             claim = claims[turn]
             if self._room(claim, kind) >= count:
-                self._give(claim, kind, count)
+                self._give(claim, kind, count, worth)
                 free -= count
+                if free <= 0:
+                    break
             if (step := self._step(claim)) is not None:
-                heappush(heap, (-claim.job.needs.priority, -step[0], turn, step[1], step[2]))
+                heapreplace(heap, (lower, -step[0], turn, step))
+            else:
+                heappop(heap)
         return {claim.job.id: claim.given for claim in claims if self._changes(claim)}
 
     # ------------------------------------------------------------------------------------ steps
 
     def _room(self, claim: Claim, kind: str) -> int:
         """Devices of a type that it could get, as far as its maximum, the cluster and its tenant's quota go."""
-        room = min(claim.most - claim.count, self.left.get(kind, 0))
+        room, left = claim.most - claim.count, self.left.get(kind, 0)
+        if left < room:
+            room = left
         return min(room, self.quota.get(claim.job.needs.tenant, room)) if self.quota else room
 
-    def _give(self, claim: Claim, kind: str, count: int) -> None:
+    def _give(self, claim: Claim, kind: str, count: int, worth: float) -> None:
+        """So many more. `worth`: of all that it then holds."""
         self.left[kind] -= count
         claim.given[kind] = claim.given.get(kind, 0) + count
         claim.count += count
-        if claim.job.needs.tenant in self.quota:
+        claim.worth = worth
+        if self.quota and claim.job.needs.tenant in self.quota:
             self.quota[claim.job.needs.tenant] -= count
 
     def _step(self, claim: Claim) -> Step | None:
@@ -168,12 +184,11 @@ class Shares:
             return None
         if claim.most == 1:
             return self._only(claim, kind)
-        curve, given, held = claim.standing.curves[kind], claim.given.get(kind, 0), claim.job.devices
+        curve, given, held = claim.standing.curves[kind], claim.count, claim.job.devices
         rates, left, rest = curve.rates, claim.left, claim.rest
         same = held.get(kind, 0) if len(held) == 1 else 0
-        pause, haste = claim.pause, 1.0 / self.horizon if held else 0.0
-        base = self._worth(claim, claim.given, rates[given]) if given else 0.0
-        best, at, floor = 0.0, 0, 1e-9 * rates[curve.peak]
+        pause, haste, base = claim.pause, self._haste if held else 0.0, claim.worth
+        best, at, after, floor = 0.0, 0, 0.0, 1e-9 * rates[curve.peak]
         for count in curve.counts(given, claim.least, given + room, same):
             rate = rates[count]
             if count == same:
@@ -183,31 +198,31 @@ class Shares:
                 worth = rate / (1.0 + pause * (share if share > haste else haste))
             gain = (worth - base) / (count - given)
             if gain > floor and gain >= best * (1.0 - 1e-9):
-                best, at = gain, count
+                best, at, after = gain, count, worth
         if not at:
             return None
-        return best * claim.weight * (1.0 + STAY if same and not given else 1.0), kind, at - given
+        return best * claim.weight * (1.0 + STAY if same and not given else 1.0), kind, at - given, after
 
     def _only(self, claim: Claim, kind: str) -> Step | None:
         """The start of a job that can use one device, as most do."""
-        rate = claim.standing.curves[kind].rates[1]
+        worth = self._worth(claim, {kind: 1}, claim.standing.curves[kind].rates[1])
         stay = 1.0 + STAY if kind in claim.job.devices else 1.0
-        return self._worth(claim, {kind: 1}, rate) * claim.weight * stay, kind, 1
+        return worth * claim.weight * stay, kind, 1, worth
 
     def _mix(self, claim: Claim) -> Step | None:
         """More of any type when its own has run out: a job at level D2 may hold several."""
-        job, given = claim.job, claim.given
-        now, best = self._worth(claim, given, job.speed.rate(given)) if given else 0.0, None
+        job, given, now = claim.job, claim.given, claim.worth
+        best: Step | None = None
         for kind in claim.standing.curves:
             room, held = self._room(claim, kind), job.devices.get(kind, 0) - given.get(kind, 0)
             for count in {*(n for n in MIXES if n <= room), room, min(room, held)}:
                 if count <= 0:
                     continue
                 devices = plus(given, {kind: count})
-                gain = self._worth(claim, devices, job.speed.rate(devices)) - now
-                if gain <= 1e-9 * now:
+                worth = self._worth(claim, devices, job.speed.rate(devices))
+                if worth - now <= 1e-9 * now:
                     continue
-                step = gain / count * claim.weight, kind, count
+                step = (worth - now) / count * claim.weight, kind, count, worth
                 if best is None or step > best:
                     best = step
         return best
@@ -218,8 +233,7 @@ class Shares:
         """What a device more is worth to it, about, by the types of which it can use more; negative: most first."""
         if claim.count >= claim.most:
             return {}
-        given, found = claim.given, dict[str, float]()
-        now = self._worth(claim, given, self._rate(claim, given)) if given else 0.0
+        given, now, found = claim.given, claim.worth, dict[str, float]()
         for kind, curve in claim.standing.curves.items():
             peak = min(curve.peak, claim.most)
             if peak > claim.count and (not given or kind in given or claim.standing.mixes):
@@ -230,10 +244,7 @@ class Shares:
 
     def holds(self, claim: Claim) -> float:
         """What a device less would cost it, about; 0.0: it has none."""
-        if not claim.count:
-            return 0.0
-        rate = self._rate(claim, claim.given)
-        return self._worth(claim, claim.given, rate) / claim.count * claim.weight
+        return claim.worth / claim.count * claim.weight if claim.count else 0.0
 
     def _changes(self, claim: Claim) -> bool:
         """Not if it would change for its own good, and that does not pay, and it can stay as it is."""
@@ -242,10 +253,7 @@ class Shares:
             return False
         if not new or not job.devices or (before := job.rate()) <= 0.0:
             return True
-        after = self._rate(claim, new)
-        if self._worth(claim, new, after) > self._worth(claim, job.devices, before):
-            return True
-        return not self._keep(claim)
+        return claim.worth > self._worth(claim, job.devices, before) or not self._keep(claim)
 
     def _keep(self, claim: Claim) -> bool:
         job, new = claim.job, claim.given
@@ -256,7 +264,8 @@ class Shares:
         if any(self.left.get(kind, 0) + new.get(kind, 0) < count for kind, count in job.devices.items()):
             return False
         for kind in list(new):
-            self._give(claim, kind, -new[kind])
+            self._give(claim, kind, -new[kind], 0.0)
         for kind, count in job.devices.items():
-            self._give(claim, kind, count)
+            self._give(claim, kind, count, 0.0)
+        claim.worth = self._worth(claim, new, self._rate(claim, new))
         return True

@@ -40,13 +40,13 @@ class Ranking:
 
     def first(self, kind: str, there: Container[str]) -> str | None:
         """The first one of a type, of those who are still there."""
-        heap = self._heaps.get(kind)
+        heap, now = self._heaps.get(kind), self._now
         while heap:
             rank, name = heap[0]
-            if self._now.get(name, {}).get(kind) == rank:
+            if name in now and now[name].get(kind) == rank:
                 if name in there:
                     return name
-                del self._now[name]
+                del now[name]
             heappop(heap)
         return None
 

@@ -1,4 +1,4 @@
-"""What a policy keeps of a job between decisions: where it may run and how fast. Made anew with its speed."""
+"""What a policy keeps of jobs between decisions: where they may run and how fast. Jobs that are alike share it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,14 @@ class Standing:
 
 
 class Standings:
-    """By job. A new speed, other needs (its first start binds it), or types that come or change, make a new one."""
+    """By speed, needs and wish of a job. Its first start binds it, which gives it other needs.
+
+    Speeds and needs are known by their identity: a standing keeps both alive.
+    """
 
     def __init__(self) -> None:
         self._curves = Curves()
-        self._known: dict[str, Standing] = {}
+        self._known: dict[tuple[int, int, int | None, str], Standing] = {}
         self._capacity: dict[str, int] = {}
 
     def begin(self, cluster: Cluster) -> None:
@@ -35,15 +38,16 @@ class Standings:
             self._known, self._capacity = {}, dict(cluster.capacity)
 
     def of(self, cluster: Cluster, job: Job) -> Standing:
-        known = self._known.get(job.id)
-        if known is None or known.speed is not job.speed or known.needs is not job.needs:
-            known = self._known[job.id] = self._make(cluster, job)
+        name = (id(job.speed), id(job.needs), job.requested, job.kind)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._make(cluster, job)
         return known
 
-    def forget_all_but(self, cluster: Cluster) -> None:
-        """Jobs that have left, when they are many."""
+    def forget_some(self, cluster: Cluster) -> None:
+        """Those of jobs that have left, when they are many. The others are soon made again."""
         if len(self._known) > 2 * len(cluster.jobs) + 256:
-            self._known = {name: known for name, known in self._known.items() if name in cluster.jobs}
+            self._known = {}
             self._curves.forget_all_but(cluster.jobs.values(), len(cluster.jobs))
 
     def _make(self, cluster: Cluster, job: Job) -> Standing:

@@ -87,6 +87,7 @@ class Cluster:
     called: list[tuple[float, dict[str, int]]] = field(default_factory=list)  # called back and still held: (by, what)
     jobs: dict[str, Job] = field(default_factory=dict)  # in the order of their submission
     quotas: dict[str, int] = field(default_factory=dict)  # devices by tenant; who is not in it has no limit
+    entitled: dict[str, tuple[int, bool]] = field(default_factory=dict)  # by tenant: (devices, may borrow more)
     held: dict[str, int] = field(default_factory=dict)  # the sum of what the jobs hold
     by_tenant: dict[str, int] = field(default_factory=dict)  # the same, by whose jobs they are
     demand: int = 0  # devices that the users of all jobs asked for

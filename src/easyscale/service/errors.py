@@ -27,5 +27,9 @@ class KeyUsedError(EasyScaleError):
         self.jobs = list(jobs)
 
 
+class StoreError(EasyScaleError):
+    """The store cannot be opened, read or written: a full disk, damage, a server that does not answer."""
+
+
 class NotReadyError(EasyScaleError):
     """It cannot be done just now, through no fault of who asked: the disk is full, the store does not answer."""

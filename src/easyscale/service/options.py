@@ -113,15 +113,6 @@ def up_options(*, devices: str | None = None, tls: str | None = None, **given: o
     return UpOptions(devices=counted, self_signed=tls is not None, **given)  # type: ignore[arg-type]
 
 
-def default_data_dir(environment: Mapping[str, str] | None = None) -> Path:
-    """$EASYSCALE_DATA_DIR, or $XDG_DATA_HOME/easyscale, by default under ~/.local/share."""
-    environment = os.environ if environment is None else environment
-    if own := environment.get("EASYSCALE_DATA_DIR"):
-        return Path(own)
-    home = environment.get("XDG_DATA_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".local" / "share") / "easyscale"
-
-
 # ---------------------------------------------------------------------------------------- checks
 
 

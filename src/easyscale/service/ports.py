@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -150,9 +150,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """How a run is. `gone`: there is no master, and there never was one or its workers are gone too."""
+    """How a run is. `absent`: it was never begun. `gone`: master and workers ended without a word."""
 
-    state: Literal["starting", "running", "masterless", "ended", "gone"]
+    state: Literal["absent", "starting", "running", "masterless", "ended", "gone"]
     status: JobStatus | None = None  # of a master that answered
     exit_code: int | None = None
     steps: int = 0
@@ -165,14 +165,16 @@ class Fleet(Protocol):
 
     name: str
 
-    def launch(self, launch: Launch) -> None: ...
+    def launch(self, launch: Launch) -> None:
+        """Begin the run; nothing happens where it has begun."""
+
     def place(self, job: str, run: int, slots: Sequence[Slot]) -> None:
         """The run is to use exactly these devices from now on."""
 
     def stop(self, job: str, run: int, *, now: bool = False) -> None:
         """End with a checkpoint; `now`: without."""
 
-    def look(self, runs: Sequence[tuple[str, int]], events: int = 50) -> Mapping[tuple[str, int], Sight]: ...
+    def look(self, job: str, run: int, events: int = 50) -> Sight: ...
     def adopt(self, job: str, run: int) -> None:
         """Start a master for workers whose master died."""
 

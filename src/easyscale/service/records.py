@@ -3,13 +3,13 @@
 | kind | job | body |
 |---|---|---|
 | `device-added` | | id, kind, node, memory_gb, uuid, lent |
-| `device-drain`, `device-undrain` | | id |
+| `device-drain`, `device-undrain` | | id, by |
 | `device-lost`, `device-found` | | id, why |
 | `device-called` | | id, by: a lent device is called back, to be free then |
 | `device-lent` | | id: a device that was called back is lent again |
 | `device-left` | | id: nobody uses the called, drained or lost device any more; late: after its limit |
 | `team-set` | | name, quota, borrow |
-| `policy-set` | | name |
+| `policy-set` | | policy |
 | `job-submitted` | yes | spec, user, team, speed |
 | `job-limits` | yes | min_workers, max_workers |
 | `job-pause`, `job-resume`, `job-cancel` | yes | user |
@@ -26,8 +26,9 @@
 | `job-failed` | yes | step, error, exit_code |
 | `job-cancelled` | yes | step |
 | `decided` | | at, changes: [job, before, devices], by the policy |
-| `allocated` | yes | devices: ids that it is to hold from now on |
-| `service-started`, `service-stopped` | | version |
+| `job-allocated` | yes | devices: ids that it is to hold from now on |
+| `service-started` | | version, policy |
+| `service-stopped` | | version |
 """
 
 from __future__ import annotations

@@ -312,8 +312,8 @@ class Simulation:
         usage = self.usage
         return Result(
             workload=self.workload.name, policy=self.scheduler.policy.name, seed=self.options.seed,
-            counts=dict(self.most), jobs=self.records, curve=usage.curve(), used_seconds=dict(usage.used_seconds),
-            capacity_seconds=dict(usage.capacity_seconds), timeline=self.timeline, lending=self.world.lending,
+            counts=dict(self.most), jobs=self.records, curve=usage.curve(), used_seconds=usage.used_seconds,
+            capacity_seconds=usage.capacity_seconds, timeline=self.timeline, lending=self.world.lending,
             failures=self.world.failures, stragglers=self.masters.stragglers if self.masters else 0,
             resplits=self.masters.resplits if self.masters else 0,
             decisions=self.decisions, events=self.events, most_active=self.most_active, wall_seconds=seconds,

@@ -25,6 +25,7 @@ class Figures:
     by_type: dict[str, float]
     queueing: float  # submission to first device, mean
     fairness: float  # finish-time fairness, mean; below 1: sooner than with a fair share
+    fairness_median: float
     unfairest: float
     unfair: float  # share of jobs above 1
     switches: float  # a job
@@ -51,6 +52,7 @@ def figures(result: Result) -> Figures:
         by_type={kind: used[kind] / there[kind] if there[kind] else 0.0 for kind in used},
         queueing=float(np.mean(jobs.started - jobs.submitted)),
         fairness=float(np.mean(rho)),
+        fairness_median=float(np.median(rho)),
         unfairest=float(np.max(rho)),
         unfair=float(np.mean(rho > 1.0)),
         switches=float(np.mean(jobs.switches)),

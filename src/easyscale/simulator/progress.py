@@ -73,9 +73,7 @@ class Run:
             self.rate, self.since = 0.0, now
             return
         price = options.change_seconds if before else options.first_seconds
-        newcomers = any(count > before.get(kind, 0) for kind, count in self.devices.items())
-        told = options.restart_seconds if before else options.start_seconds  # a price that says it all
-        warm_up = options.warm_up if newcomers and told is None and options.restart_seconds is None else 0.0
+        warm_up = options.warm_up and self._warm_up(before, options)
         if warm_up and meanwhile > 0:
             self.rate, self.since = meanwhile, now
             self.later = (now + warm_up, now + warm_up + price, rate)
@@ -83,6 +81,11 @@ class Run:
         else:
             self.rate, self.since = rate, now + warm_up + price
             self.paused += warm_up + price
+
+    def _warm_up(self, before: Devices, options: Options) -> float:
+        newcomers = any(count > before.get(kind, 0) for kind, count in self.devices.items())
+        told = options.restart_seconds if before else options.start_seconds  # a price that says it all
+        return options.warm_up if newcomers and told is None and options.restart_seconds is None else 0.0
 
     def set_rate(self, rate: float, now: float, pause: float) -> None:
         """On the same devices, after `advance`: another split, or a device that is slower than it was."""

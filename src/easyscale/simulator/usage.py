@@ -23,39 +23,55 @@ class Usage:
         self.kinds = list(kinds)
         self.used = dict.fromkeys(self.kinds, 0)
         self.capacity = dict.fromkeys(self.kinds, 0)
-        self.used_seconds = dict.fromkeys(self.kinds, 0.0)
-        self.capacity_seconds = dict.fromkeys(self.kinds, 0.0)
         self.start = self.now = start
         self._width, self._most = width, buckets
-        self._buckets: list[list[float]] = []  # used of each type, then capacity of each type, device-seconds
+        # used of each type, then capacity of each type, device-seconds:
+        self._totals = [0.0] * (2 * len(self.kinds))
+        self._buckets: list[list[float]] = []
+
+    @property
+    def used_seconds(self) -> dict[str, float]:
+        return dict(zip(self.kinds, self._totals, strict=False))
+
+    @property
+    def capacity_seconds(self) -> dict[str, float]:
+        return dict(zip(self.kinds, self._totals[len(self.kinds) :], strict=True))
 
     def advance(self, now: float) -> None:
         """As it was, until now."""
         seconds = now - self.now
         if seconds <= 0:
             return
-        used, capacity = self.used, self.capacity
-        for kind in self.kinds:
-            if used[kind]:
-                self.used_seconds[kind] += used[kind] * seconds
-            self.capacity_seconds[kind] += capacity[kind] * seconds
         while now - self.start > self._width * self._most:
             self._halve()
-        values = [*used.values(), *capacity.values()]
+        values, totals = [*self.used.values(), *self.capacity.values()], self._totals
+        index = int((self.now - self.start) / self._width)
+        if index < len(self._buckets) and now <= self.start + (index + 1) * self._width:  # as it mostly is
+            bucket = self._buckets[index]
+            for place, value in enumerate(values):
+                if value:
+                    more = value * seconds
+                    totals[place] += more
+                    bucket[place] += more
+        else:
+            for place, value in enumerate(values):
+                totals[place] += value * seconds
+            self._fill(values, index, now)
+        self.now = now
+
+    def _fill(self, values: list[int], index: int, until: float) -> None:
+        """The buckets from this one on."""
         at, width = self.now, self._width
-        index = int((at - self.start) / width)
-        while at < now:
-            end = min(now, self.start + (index + 1) * width)
+        while at < until:
+            end = min(until, self.start + (index + 1) * width)
             while len(self._buckets) <= index:
                 self._buckets.append([0.0] * len(values))
             if end > at:
                 bucket = self._buckets[index]
                 for place, value in enumerate(values):
-                    if value:
-                        bucket[place] += value * (end - at)
+                    bucket[place] += value * (end - at)
                 at = end
             index += 1
-        self.now = now
 
     def _halve(self) -> None:
         self._width *= 2

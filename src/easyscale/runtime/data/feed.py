@@ -59,6 +59,11 @@ class Feed:
         weakref.finalize(self, self._source.shutdown)  # a feed that is forgotten leaves no process behind
 
     @property
+    def pattern(self) -> DataLoader[Any]:
+        """The stock loader of rank 0, for reading: what all ranks have in common."""
+        return self._pattern
+
+    @property
     def ests(self) -> tuple[int, ...]:
         """The ESTs that this worker runs, in the order in which they came."""
         return tuple(self._source.lanes)

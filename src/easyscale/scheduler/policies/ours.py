@@ -48,7 +48,7 @@ class EasyScale:
         self._last = 0.0
         self._idle: Devices = {}  # what nobody could use after the last decision
         # as of the last look at all:
-        self._overdue: dict[str, None] = {}  # who is beyond the floor
+        self._overdue: dict[str, int] = {}  # who is beyond the floor, and whose turn is first
         self._horizon: float | None = None
         self._capacity: dict[str, int] = {}
 
@@ -99,27 +99,29 @@ class EasyScale:
         for kind, count in wanted.items():
             more = min(count, cluster.capacity.get(kind, 0)) - free.get(kind, 0)
             if more > 0:
-                for place, name in enumerate(self._holders.some(kind, cluster.jobs)):
-                    if more <= 0 or place >= self._look:
-                        break
+                for place, name in enumerate(self._holders.some(kind, cluster.jobs), 1):
                     names[name] = None
                     more -= cluster.jobs[name].devices.get(kind, 0)
+                    if more <= 0 or place >= self._look:
+                        break
 
     def _add_hungry(self, cluster: Cluster, names: dict[str, None], free: Devices, look: int) -> None:
         """Who would use what is free, if that is more than what nobody could use last time."""
         for kind, count in free.items():
-            left = count if count > self._idle.get(kind, 0) else 0
-            for place, name in enumerate(self._hungry.some(kind, cluster.jobs) if left else ()):
-                if left <= 0 or place >= look:
-                    break
+            if count <= self._idle.get(kind, 0):
+                continue
+            left = count
+            for place, name in enumerate(self._hungry.some(kind, cluster.jobs), 1):
                 job = cluster.jobs[name]
                 left -= job.most - total(job.devices)
                 names[name] = None
+                if left <= 0 or place >= look:
+                    break
 
     # ------------------------------------------------------------------------------------ a look at all
 
     def _all(self, cluster: Cluster) -> Delta:
-        self._standings.forget_all_but(cluster)
+        self._standings.forget_some(cluster)
         self._contention.forget_all_but(cluster.jobs)
         self._horizon = None
         shares = self._shares(cluster, cluster.jobs.values())
@@ -150,7 +152,7 @@ class EasyScale:
             return {}
         return dict.fromkeys(claim.given, shares.holds(claim))
 
-    def _find_overdue(self, cluster: Cluster, claims: list[Claim]) -> dict[str, None]:
+    def _find_overdue(self, cluster: Cluster, claims: list[Claim]) -> dict[str, int]:
         """Whoever is beyond the floor, as far as the lane goes: always the oldest, so that each has its turn."""
         highest = max(cluster.priorities, default=0)  # priority goes before fairness
         rhos = [
@@ -160,9 +162,9 @@ class EasyScale:
         ]
         beyond = [pair for pair in rhos if pair[0] > self._floor]
         beyond = beyond[:1] + sorted(beyond[1:], key=lambda pair: -pair[0])
-        lane, found = self._lane * total(cluster.capacity), dict[str, None]()
+        lane, found = self._lane * total(cluster.capacity), dict[str, int]()
         for _, job in beyond:
             if job.needs.least <= lane or not found:
                 lane -= job.needs.least
-                found[job.id] = None
+                found[job.id] = len(found)
         return found

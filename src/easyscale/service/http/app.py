@@ -10,7 +10,6 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 
-import easyscale
 from easyscale.service.http.body import Body
 from easyscale.service.http.cluster import add_cluster
 from easyscale.service.http.front import Front
@@ -27,6 +26,7 @@ from easyscale.service.http.settings import Settings
 from easyscale.service.http.stream import add_stream
 from easyscale.service.metrics import Metrics
 from easyscale.service.ports import Desk, PeoplePort
+from easyscale.service.version import installed
 
 ABOUT = "Elastic PyTorch training: jobs, devices, people. Times are seconds since the epoch."
 
@@ -51,7 +51,7 @@ def make_app(desk: Desk, people: PeoplePort, settings: Settings, metrics: Metric
 
     app = FastAPI(
         title="EasyScale",
-        version=easyscale.__version__,
+        version=installed(),
         description=ABOUT,
         docs_url=None,
         redoc_url=None,

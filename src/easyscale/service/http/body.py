@@ -39,7 +39,8 @@ class Body:
             else:
                 receive = _replay(await _read(receive, most, self._settings.body_seconds), receive)
         except RefusedError as error:
-            await _drain(receive)
+            if error.status == 413:
+                await _drain(receive)
             await refused(scope, error)(scope, receive, send)
             return
         except Gone:

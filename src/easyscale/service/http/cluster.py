@@ -51,7 +51,7 @@ def _add_views(app: FastAPI, parts: Parts) -> None:
             raise UsageError("The timeline cannot be shown.", "since is after until.", "swap them.")
         return desk.timeline(since, until)
 
-    @app.post(f"{API}/what-if", responses=problems(409), tags=["cluster"])
+    @app.post(f"{API}/what-if", responses=problems(404, 409), tags=["cluster"])
     def what_if(who: Anyone, wish: WhatIf) -> Comparison:
         """The simulator runs the present queue under other policies."""
         if not turn.acquire(blocking=False):
@@ -96,7 +96,7 @@ def _add_serving(app: FastAPI, parts: Parts) -> None:
 
 def _add_snapshots(app: FastAPI, parts: Parts) -> None:
     uploads = Uploads(parts.desk, parts.settings)
-    content = {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}
+    content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     archive = {"requestBody": {"required": True, "content": content}}
 
     @app.post(f"{API}/snapshots", status_code=201, responses=problems(409), openapi_extra=archive, tags=["jobs"])

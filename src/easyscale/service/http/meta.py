@@ -10,13 +10,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-import easyscale
 from easyscale.service.http.parts import API, Parts, problems
 from easyscale.service.http.problems import answer
 from easyscale.service.http.reference import CSS, EMPTY, page
 from easyscale.service.http.rights import Anyone
 from easyscale.service.metrics import TYPE
 from easyscale.service.models import Info, Problem, You
+from easyscale.service.version import installed
 
 SUFFIXES = frozenset({".html", ".css", ".js", ".svg", ".png", ".ico", ".json", ".woff2", ".txt", ".webmanifest"})
 TEXT: dict[str, Any] = {"content": {"text/plain": {"schema": {"type": "string"}}}}
@@ -52,7 +52,7 @@ def _add_health(app: FastAPI, parts: Parts) -> None:
     @app.get(f"{API}/info", responses=problems(), tags=["service"])
     def info(who: Anyone) -> Info:
         return Info(
-            version=easyscale.__version__,
+            version=installed(),
             started=desk.started,
             policy=desk.policy,
             backend=desk.backend,
@@ -82,19 +82,19 @@ def _add_reference(app: FastAPI) -> None:
 
 def _add_page(app: FastAPI, folder: Path) -> None:
     @app.get("/", include_in_schema=False)
-    def index() -> Response:
-        found = _file(folder, "index.html")
+    def index(request: Request) -> Response:
+        found = _file(folder, "index.html", request)
         return found or HTMLResponse(EMPTY)
 
     @app.get("/static/{path:path}", include_in_schema=False)
-    def static(path: str) -> Response:
-        found = _file(folder, path)
+    def static(path: str, request: Request) -> Response:
+        found = _file(folder, path, request)
         if found is None:
             raise HTTPException(404)
         return found
 
 
-def _file(folder: Path, name: str) -> Response | None:
+def _file(folder: Path, name: str, request: Request) -> Response | None:
     """Only files in the folder, and only such as a page is made of."""
     if "\x00" in name or len(name) > 300:
         return None
@@ -103,4 +103,7 @@ def _file(folder: Path, name: str) -> Response | None:
     if not path.is_relative_to(root) or path.suffix not in SUFFIXES or not path.is_file():
         return None
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-    return FileResponse(path, media_type="text/javascript" if path.suffix == ".js" else kind)
+    file = FileResponse(path, media_type="text/javascript" if path.suffix == ".js" else kind, stat_result=path.stat())
+    if request.headers.get("if-none-match") == file.headers["etag"]:
+        return Response(status_code=304, headers={"ETag": file.headers["etag"]})
+    return file

@@ -46,5 +46,5 @@ ALWAYS = (400, 401, 403, 408, 413, 422, 429, 500, 503)
 
 def problems(*also: int, open: bool = False) -> dict[int | str, dict[str, Any]]:
     """The refusals that a path may answer with, for its schema."""
-    codes = sorted({*ALWAYS, *also} - ({401} if open else set()))
+    codes = sorted(({*ALWAYS} - ({401} if open else set())) | {*also})
     return {code: {"model": Problem, "description": REASONS[code]} for code in codes}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,4 +60,7 @@ class Settings:
 
 def is_loopback(host: str) -> bool:
     bare = host.strip("[]").lower()
-    return bare in LOOPBACK or bare.startswith("127.")
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return bare == "localhost"

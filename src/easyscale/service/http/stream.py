@@ -32,7 +32,9 @@ class StreamAsked(Model):
 
 
 def add_stream(app: FastAPI, parts: Parts) -> None:
-    events = {"text/event-stream": {"schema": {"type": "string"}}}
+    text = {"type": "string"}
+    event = {"type": "object", "properties": {"id": text, "event": text, "data": text}}
+    events = {"text/event-stream": {"schema": event}}
     shape = {"description": "Events `record`, with the seq as id", "content": events}
 
     @app.get(f"{API}/stream", response_class=Response, responses={200: shape, **problems(404)}, tags=["records"])

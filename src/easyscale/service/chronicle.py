@@ -1,0 +1,143 @@
+"""The log, what is folded from it, and the scheduler that hears of it: one lock, one order.
+
+A record is durable before it has any effect. The scheduler is told by `bridge`, so that whoever has the log can let
+another scheduler hear the same and see the same decisions (`replay`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from easyscale.core.cluster import DeviceKind
+from easyscale.scheduler.loop import Change, Scheduler
+from easyscale.scheduler.policies import make
+from easyscale.scheduler.state import Cluster
+from easyscale.service.bridge import events_of
+from easyscale.service.choosing import choose
+from easyscale.service.ports import Log
+from easyscale.service.records import News, Record
+from easyscale.service.state import State
+
+Plain = list[list[object]]
+
+
+class Chronicle:
+    """Fold the log, then `write` and `decide`. `state` and `scheduler` are for reading, under `lock`."""
+
+    def __init__(self, log: Log, policy: str, clock: Callable[[], float] = time.time) -> None:
+        self.log, self.clock = log, clock
+        self.lock = threading.RLock()
+        self.state = State()
+        self.scheduler = Scheduler(Cluster(), make(policy))
+        self.appended: Callable[[float, int], None] = lambda seconds, records: None
+        self._listeners: list[Callable[[], None]] = []
+        for record in log.records():
+            self._fold(record)
+
+    def begin(self, policy: str, version: str) -> None:
+        """A service starts: its policy looks at the cluster as it stands, with no memory of its own."""
+        self.write([self.news("service-started", version=version, policy=policy)])
+
+    def news(self, what: str, about: str | None = None, /, **body: object) -> News:
+        return News(time=self.clock(), kind=what, job=about, body=body)
+
+    def write(self, news: Sequence[News], key: tuple[str, str, Sequence[str]] | None = None) -> list[Record]:
+        """Durable, then folded. All or nothing."""
+        with self.lock:
+            began = time.perf_counter()
+            records = self.log.append(news, key)
+            self.appended(time.perf_counter() - began, len(records))
+            for record in records:
+                self._fold(record)
+            listeners = list(self._listeners)
+        for wake in listeners:
+            wake()
+        return records
+
+    def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
+        with self.lock:
+            self._listeners.append(wake)
+
+        def end() -> None:
+            with self.lock:
+                if wake in self._listeners:
+                    self._listeners.remove(wake)
+
+        return end
+
+    def decide(self) -> list[Change] | None:
+        """Ask the policy if it is time, and write down what it says. None: it was not asked."""
+        with self.lock:
+            now = self.clock()
+            at = self.scheduler.next_decision(now)
+            if at is None or at > now:
+                return None
+            changes = self.scheduler.decide(now)
+            news = [self.news("decided", at=now, changes=plain(changes))]
+            devices = {name: replace(device) for name, device in self.state.devices.items()} if changes else {}
+            for change in changes:
+                held = choose(devices, change.job, change.devices)
+                for name, device in devices.items():
+                    if device.job == change.job and name not in held:
+                        device.job = None
+                for name in held:
+                    devices[name].job = change.job
+                news.append(self.news("job-allocated", change.job, devices=list(held)))
+            self.write(news)
+            return changes
+
+    def _fold(self, record: Record) -> None:
+        hear(self.scheduler, self.state, record)
+        if record.kind in ("service-started", "policy-set"):
+            self.scheduler = afresh(self.scheduler, str(record.body["policy"]))
+        self.state.apply(record)
+
+
+def hear(scheduler: Scheduler, state: State, record: Record) -> None:
+    if record.kind == "device-added" and record.body["kind"] not in scheduler.cluster.kinds:
+        kind, memory = str(record.body["kind"]), record.body.get("memory_gb")
+        gigabytes = float("inf") if memory is None else float(memory)
+        scheduler.cluster.kinds[kind] = DeviceKind(name=kind, memory_gb=gigabytes)
+    for event in events_of(state, record):
+        scheduler.take(event)
+
+
+def afresh(scheduler: Scheduler, policy: str) -> Scheduler:
+    """The cluster stays; the policy begins anew, and every job is news to it."""
+    cluster = scheduler.cluster
+    cluster.touched = dict.fromkeys(cluster.jobs)
+    return Scheduler(cluster, make(policy))
+
+
+def plain(changes: Iterable[Change]) -> Plain:
+    return [[change.job, dict(change.before), dict(change.devices)] for change in changes]
+
+
+# ------------------------------------------------------------------------------------------ replay
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    seq: int
+    live: object
+    replayed: Plain
+
+
+def replay(records: Iterable[Record]) -> tuple[int, list[Difference]]:
+    """Let another scheduler hear what a live one heard. How many decisions there were, and which differ."""
+    state, scheduler = State(), Scheduler(Cluster(), make("fifo"))
+    count, different = 0, []
+    for record in records:
+        if record.kind == "decided":
+            count += 1
+            found = plain(scheduler.decide(float(record.body["at"])))
+            if found != record.body["changes"]:
+                different.append(Difference(record.seq, record.body["changes"], found))
+        hear(scheduler, state, record)
+        if record.kind in ("service-started", "policy-set"):
+            scheduler = afresh(scheduler, str(record.body["policy"]))
+        state.apply(record)
+    return count, different

@@ -1,0 +1,203 @@
+"""The masters of this machine: one process a run, apart from the service, found again through its folder.
+
+    <data>/runs/easyscale/jobs/<job>.<run>/     the folder of a run (master/registry.py)
+    <data>/jobs/<job>/metrics/                  what the job logged, over all its runs
+    <data>/jobs/<job>/tmp/                      its TMPDIR
+    <data>/jobs/<job>/report-<run>.json
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from easyscale.client import Address, JobClient, UnreachableError
+from easyscale.core.cluster import Slot
+from easyscale.core.errors import EasyScaleError
+from easyscale.master.registry import JobFolder, JobResult
+from easyscale.service.ports import Launch, Sight
+
+# Of the service's environment, what a job's processes get: what programs need to run at all, and nothing secret.
+KEPT = (
+    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "PYTHONPATH",
+    "SSL_CERT_FILE", "CUDA_HOME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME",
+    "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR",
+)  # fmt: skip
+KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
+STARTING = 20.0  # seconds after which a folder without a master counts as one whose master never began
+ANSWER_SECONDS = 5.0
+
+
+class LocalFleet:
+    """A `Fleet` of processes of this machine."""
+
+    name = "local"
+
+    def __init__(self, data: Path, environment: Mapping[str, str] | None = None) -> None:
+        self._data = data
+        self._environment = dict(os.environ if environment is None else environment)
+        self._runtime = data / "runs"
+        for folder in (self._runtime, self._runtime / "easyscale", self._jobs, data / "jobs"):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}  # by folder: the masters that this process started
+
+    @property
+    def _jobs(self) -> Path:
+        return self._runtime / "easyscale" / "jobs"
+
+    def folder(self, job: str, run: int) -> Path:
+        """Of a run; run 0: of the job itself."""
+        return self._jobs / f"{job}.{run}" if run else self._data / "jobs" / job
+
+    # ------------------------------------------------------------------------------------ acting
+
+    def launch(self, launch: Launch) -> None:
+        path = self.folder(launch.job, launch.run)
+        own = self.folder(launch.job, 0)
+        for folder in (own, own / "tmp", launch.checkpoint_dir):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        command = self._command(launch, own)
+        if not path.exists():
+            JobFolder.create(
+                launch.job, ("easyscale", *command[3:]), launch.spec.ests, {"slots": [asdict(s) for s in launch.slots]},
+                id=path.name, jobs=self._jobs, cwd=launch.workdir,
+            )  # fmt: skip
+        elif not _without_master(JobFolder(path)):
+            return
+        self._spawn(path, command, launch.workdir, self._surroundings(launch.spec.env, own))
+
+    def place(self, job: str, run: int, slots: Sequence[Slot]) -> None:
+        self._client(job, run).scale(slots=tuple(slots))
+
+    def stop(self, job: str, run: int, *, now: bool = False) -> None:
+        self._client(job, run).stop(now=now)
+
+    def adopt(self, job: str, run: int) -> None:
+        path = self.folder(job, run)
+        command = [sys.executable, "-m", "easyscale", "attach", path.name, "--quiet"]
+        record = JobFolder(path).record()
+        if record is None:
+            raise EasyScaleError(f"The run {path.name} has no record.", "its folder is damaged.", "cancel the job.")
+        own = self.folder(job, 0)
+        self._spawn(path, command, Path(record.cwd), self._surroundings({}, own))
+
+    def close(self) -> None:
+        """The masters go on. Those that ended are collected, the others become the init process's."""
+        for child in self._children.values():
+            if child.poll() is None:
+                child.returncode = 0  # nobody waits for it here any more
+
+    # ------------------------------------------------------------------------------------ looking
+
+    def look(self, job: str, run: int, events: int = 50) -> Sight:
+        path = self.folder(job, run)
+        if not path.exists():
+            return Sight(state="absent")
+        folder = JobFolder(path)
+        result = folder.result()
+        if result is not None:
+            return _over(result)
+        child = self._children.get(path.name)
+        if folder.master() is None and child is not None and child.poll() is not None:
+            return Sight(state="gone", error=_last_words(path) or f"Its master ended with code {child.returncode}.")
+        if _without_master(folder):
+            return Sight(state="absent")
+        state = folder.state()
+        if state == "dead":
+            return Sight(state="gone", error=_last_words(path))
+        if state == "masterless":
+            return Sight(state="masterless")
+        if folder.master() is None:
+            return Sight(state="starting")
+        try:
+            return Sight(state="running", status=self._client(job, run).status(events))
+        except UnreachableError:
+            result = folder.result()
+            return _over(result) if result is not None else Sight(state="starting")
+
+    def _client(self, job: str, run: int) -> JobClient:
+        folder = JobFolder(self.folder(job, run))
+
+        def find() -> Address | None:
+            record, master = folder.record(), folder.master()
+            if record is None or master is None:
+                return None
+            return Address(host=master.host, port=master.port, token=record.token)
+
+        return JobClient(job, find, ANSWER_SECONDS)
+
+    # ------------------------------------------------------------------------------------ processes
+
+    def _command(self, launch: Launch, own: Path) -> list[str]:
+        spec, limits = launch.spec, launch.spec.limits
+        given = {
+            "--internal": f"master:{launch.job}.{launch.run}", "--ests": spec.ests, "--name": launch.job,
+            "--workers": f"1:{spec.ests}", "--threads": spec.threads, "--determinism": spec.determinism,
+            "--checkpoint-dir": launch.checkpoint_dir, "--resume": "auto", "--metrics-dir": own / "metrics",
+            "--report": own / f"report-{launch.run}.json", "--checkpoint-every": spec.checkpoint_every,
+            "--checkpoint-seconds": spec.checkpoint_seconds, "--max-steps": spec.max_steps,
+            "--log-limit": limits.log_mb, "--process-limit": limits.processes, "--memory-limit": limits.memory_gb,
+            "--file-limit": limits.open_files,
+        }  # fmt: skip
+        flags = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
+        what = ["--module", spec.module] if spec.module is not None else [spec.script or ""]
+        return [spec.python or sys.executable, "-m", "easyscale", "run", *flags, "--quiet", *what, *spec.args]
+
+    def _surroundings(self, wanted: Mapping[str, str], own: Path) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in self._environment.items()
+            if name in KEPT or name.startswith(KEPT_PREFIXES)
+        }  # fmt: skip
+        return {**kept, **wanted, "TMPDIR": str(own / "tmp"), "XDG_RUNTIME_DIR": str(self._runtime)}
+
+    def _spawn(self, folder: Path, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
+        with (folder / "logs" / "master.log").open("ab") as out:
+            child = subprocess.Popen(
+                command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
+                stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        self._children = {name: one for name, one in list(self._children.items()) if one.poll() is None}
+        self._children[folder.name] = child
+
+
+def _over(result: JobResult) -> Sight:
+    return Sight(
+        state="ended", exit_code=result.exit_code, steps=result.steps, fingerprint=result.fingerprint,
+        error=result.error,
+    )  # fmt: skip
+
+
+def _without_master(folder: JobFolder) -> bool:
+    """A folder whose master never began, and will not: whoever made it was killed before it started one."""
+    if folder.master() is not None or folder.journal.exists():
+        return False
+    record = folder.record()
+    if record is None or time.time() - record.started < STARTING:
+        return False
+    try:
+        lock = os.open(folder.path / "master.lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _last_words(path: Path) -> str | None:
+    """What a master that died said last."""
+    try:
+        text = (path / "logs" / "master.log").read_bytes()[-2000:].decode(errors="replace").strip()
+    except OSError:
+        return None
+    return text or None

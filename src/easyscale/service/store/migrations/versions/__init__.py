@@ -1,0 +1,1 @@
+"""One file for each step, in order. There are no steps back."""
