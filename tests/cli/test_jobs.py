@@ -277,7 +277,7 @@ def test_wait_ends_as_the_job_did(code: int) -> None:
 
 def test_wait_waits() -> None:
     with fake_job() as master:
-        ending = threading.Timer(0.3, lambda: master.folder.write_result(JobResult(exit_code=5)))
+        ending = threading.Timer(1.0, lambda: master.folder.write_result(JobResult(exit_code=5)))
         ending.start()
         began = time.monotonic()
         assert easyscale("wait").exit_code == 5
@@ -292,7 +292,7 @@ def test_wait_gives_up_and_says_so() -> None:
 
 def test_a_job_that_dies_while_it_is_waited_for_is_exit_code_1() -> None:
     with masterless_job() as (folder, worker):
-        threading.Timer(0.3, worker.kill).start()
+        threading.Timer(1.0, worker.kill).start()
         waiter = threading.Thread(target=worker.wait)  # someone has to reap it
         waiter.start()
         done = easyscale("wait", folder.id)

@@ -106,7 +106,8 @@ def _show(cluster: ClusterView, json_output: bool, only: list[str] | None = None
         return
     now = time.time()
     if only is None:
-        print(f"policy {cluster.policy}, back end {cluster.backend}: {cluster.running} jobs run, {cluster.queued} wait")
+        jobs = f"{cluster.running} running, {cluster.queued} waiting"
+        print(f"policy {cluster.policy}, back end {cluster.backend}; jobs: {jobs}")
         print("\n".join(_types(cluster)) + "\n")
     rows = [_cells(one, now) for one in cluster.devices if only is None or one.id in only]
     print("\n".join(table(("DEVICE", "TYPE", "NODE", "MEMORY", "STATE", "JOB"), rows, {"MEMORY"})))

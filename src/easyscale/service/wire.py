@@ -8,6 +8,7 @@ said that it did not take it (429, 503).
 from __future__ import annotations
 
 import hashlib
+import re
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -221,7 +222,7 @@ class Wire:
         elif isinstance(problem, httpx.RemoteProtocolError | httpx.ReadError):
             why = "the connection broke before the answer came; a service with TLS has an address with https://."
         else:
-            why = f"{str(problem) or type(problem).__name__}."
+            why = f"{re.sub(r'^.Errno -?[0-9]+. ', '', str(problem)) or type(problem).__name__}."
         return ServiceUnreachableError(
             f"The service at {self.url} does not answer.",
             why,

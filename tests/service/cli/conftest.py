@@ -78,7 +78,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     runtime.mkdir(mode=0o700)
     for name, folder in (("XDG_RUNTIME_DIR", runtime), ("XDG_CONFIG_HOME", tmp_path / "config"), ("HOME", tmp_path)):
         monkeypatch.setenv(name, str(folder))
-    for name in (connection.SERVER, connection.TOKEN, connection.CACERT, connection.PLAIN):
+    ours = ("EASYSCALE_DATA", "EASYSCALE_STORE", "XDG_DATA_HOME")
+    for name in (connection.SERVER, connection.TOKEN, connection.CACERT, connection.PLAIN, *ours):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path

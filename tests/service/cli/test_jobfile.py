@@ -10,7 +10,7 @@ import pytest
 
 from easyscale.core.errors import UsageError
 from easyscale.service.jobfile import KEYS, Draft, deadline, parse_jobs, read_jobs
-from easyscale.service.models import JobSpec
+from easyscale.service.models import JobLimits, JobSpec
 
 EVERY_KEY = """
 name: digits
@@ -204,3 +204,20 @@ def test_a_flag_is_named_where_it_is_wrong() -> None:
     found.say("ests", 0, "--ests")
     with pytest.raises(UsageError, match=r"job.yaml, --ests: `ests` is 0"):
         found.check()
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_guide_has_every_key() -> None:
+    guide = (ROOT / "docs" / "howto" / "submit.md").read_text()
+    for key in (*KEYS, *JobLimits.model_fields):
+        assert f"`{key}`" in guide, key
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*/job*.yaml")), ids=lambda path: path.parent.name)
+def test_the_examples_are_jobs(path: Path) -> None:
+    for one in read_jobs(path):
+        one.values["workdir"] = str(path.parent)
+        spec = one.check()
+        assert (path.parent / (spec.script or "")).is_file()

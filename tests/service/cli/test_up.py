@@ -17,7 +17,7 @@ from easyscale.cli import up as command
 from easyscale.core.errors import EasyScaleError, UsageError
 from easyscale.master.files import process_start, write_json
 from easyscale.service import connection
-from easyscale.service.options import UpOptions, default_data_dir, hide_password
+from easyscale.service.options import UpOptions, hide_password
 from easyscale.service.presence import announce, present, withdraw
 from service.cli.conftest import Cluster, done, easyscale, refused
 
@@ -57,8 +57,6 @@ def test_the_defaults_are_for_one_machine(started: list[UpOptions], home: Path) 
     assert (told.url(), told.tls, told.loopback, told.devices, told.store) == (
         "http://127.0.0.1:8470", False, True, None, None,
     )  # fmt: skip
-    assert default_data_dir({"EASYSCALE_DATA_DIR": "/d"}) == Path("/d")
-    assert default_data_dir({"XDG_DATA_HOME": "/x"}) == Path("/x/easyscale")
     assert UpOptions(data_dir=home, host="::1").url() == "http://[::1]:8470"
 
 
