@@ -129,7 +129,7 @@ async function begin() {
   known("yes");
   context = { info, go: (to) => (location.hash = to) };
   frame(info);
-  live.start().catch(() => {}); // the views say what is wrong; the stream tries again by itself
+  live.start();
   route(false);
 }
 

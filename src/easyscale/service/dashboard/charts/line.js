@@ -112,7 +112,7 @@ function scales(all, width, log) {
 
 function axes(scale, width, axis, log) {
   const out = [];
-  const marks = ticks(scale.low, scale.high, 4);
+  const marks = ticks(scale.low, scale.high, 5);
   for (const value of marks) {
     const real = log ? 10 ** value : value;
     const y = scale.y(real);

@@ -44,7 +44,8 @@ export function timeline(view, open) {
     const spans = merged(rest.spans);
     const tall = laneHeight(devices.length);
     const height = devices.length * tall + AXIS;
-    const left = tall < 12 ? 8 : Math.min(130, Math.max(64, width * 0.14));
+    const longest = Math.max(0, ...devices.map((d) => d.id.length));
+    const left = tall < 12 ? 8 : Math.min(width * 0.25, longest * 7.4 + 14);
     picture.setAttribute("height", height);
     const x = (t) => left + ((t - since) / (until - since)) * (width - left - 4);
     const at = new Map(devices.map((d, i) => [d.id, i]));
