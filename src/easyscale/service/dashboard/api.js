@@ -54,7 +54,11 @@ async function ask(method, path, { query, body, signal, quiet } = {}) {
   let answer;
   try {
     answer = await fetch(address(path, query), {
-      method, headers, signal, credentials: "same-origin", cache: "no-store",
+      method,
+      headers,
+      signal,
+      credentials: "same-origin",
+      cache: "no-store",
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {
