@@ -1,6 +1,6 @@
 // The page: who is logged in, which view the address asks for, and the bar that is on all of them.
 
-import { Refused, get, onLoggedOut, post } from "/static/api.js";
+import { Refused, get, onLoggedOut, post, silence } from "/static/api.js";
 import { announce, fill, h, write } from "/static/dom.js";
 import { tick } from "/static/format.js";
 import * as live from "/static/live.js";
@@ -152,6 +152,8 @@ function frame(info) {
 }
 
 async function logOut() {
+  leave();
+  silence(true);
   try {
     await post("/logout", undefined, { quiet: true });
   } catch (error) {
@@ -170,6 +172,7 @@ function leave() {
 
 function showLogin(problem = null) {
   leave();
+  silence(true);
   known("no");
   context = null;
   document.title = "Log in · EasyScale";
@@ -181,6 +184,7 @@ function showLogin(problem = null) {
 async function begin() {
   const info = await get("/info", {}, { quiet: true });
   known("yes");
+  silence(false);
   context = { info, go: (to) => (location.hash = to) };
   frame(info);
   live.start();
