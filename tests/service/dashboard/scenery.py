@@ -157,11 +157,13 @@ def run_through(desk: SceneDesk, job: JobView, stays: Sequence[tuple[float, Sequ
 
 def curve(desk: SceneDesk, job: str, since: float, until: float, steps: int) -> None:
     draw = random.Random(job)
+    plans = desk.job(job).plans
     points = []
     for i in range(401):
         step = int(steps * i / 400)
         loss = 0.18 + 2.1 * math.exp(-step / (steps * 0.28)) + draw.gauss(0, 0.02)
-        speed = 900 * (1 + (i > 120) + (i > 260)) + draw.gauss(0, 25)
+        workers = next(len(plan.seats) for plan in reversed(plans) if plan.step <= step)
+        speed = 880 * workers**0.93 + draw.gauss(0, 25)
         values = {"loss": loss, "samples_per_second": speed, "accuracy": 1 - 0.9 * math.exp(-step / (steps * 0.35))}
         points.append(Point(step=step, time=since + (until - since) * i / 400, values=values))
     desk.points[job] = points

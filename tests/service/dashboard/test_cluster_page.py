@@ -37,10 +37,10 @@ def test_the_timeline_shows_allocations_and_zooms(open_page: OpenPage) -> None:
     lanes = page.locator(".timeline")
     expect(lanes.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"16 devices from .*held, by 8 jobs"))
     hour = lanes.locator("g.span").count()
-    page.get_by_text("6 h", exact=True).click()
+    page.get_by_role("radio", name="6 h").check()
     expect(lanes.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"held, by 9 jobs"))
     assert lanes.locator("g.span").count() > hour
-    page.get_by_text("15 min", exact=True).click()
+    page.get_by_role("radio", name="15 min").check()
     expect(lanes.get_by_role("img")).to_have_attribute("aria-label", re.compile(r"held, by 5 jobs"))
     lanes.locator("g.span", has_text="bert-large").first.hover()
     expect(page.locator(".bubble")).to_contain_text("bert-large")

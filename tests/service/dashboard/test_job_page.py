@@ -34,7 +34,7 @@ def test_curves_are_drawn_and_can_be_read_as_tables(open_page: OpenPage) -> None
     loss.get_by_text("As a table").click()
     expect(loss.locator("tbody tr").first).to_contain_text("0")
     assert loss.locator("tbody tr").count() > 20
-    page.get_by_text("by time").click()
+    page.get_by_role("radio", name="by time").check()
     page.get_by_label("log scale").check()
     expect(loss.locator("path.curve")).to_be_visible()
 

@@ -23,6 +23,13 @@ export function onReach(act) {
   return () => listeners.reach.delete(act);
 }
 
+let silent = false;
+
+/** Nobody is logged in: what a view that is being left still wants to know is not asked. */
+export function silence(on) {
+  silent = on;
+}
+
 function address(path, query) {
   const words = new URLSearchParams();
   for (const [name, value] of Object.entries(query || {})) {
@@ -48,13 +55,18 @@ async function problemOf(answer) {
 }
 
 async function ask(method, path, { query, body, signal, quiet } = {}) {
+  if (silent && !quiet) return new Promise(() => {}); // never: who waits for it is gone
   const headers = { Accept: "application/json" };
   if (method !== "GET") headers["X-EasyScale"] = "1"; // a form on another site cannot send this
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {
     answer = await fetch(address(path, query), {
-      method, headers, signal, credentials: "same-origin", cache: "no-store",
+      method,
+      headers,
+      signal,
+      credentials: "same-origin",
+      cache: "no-store",
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch (error) {

@@ -13,8 +13,12 @@ export function ask({ title, body = [], yes, no = "Back", danger = false, act })
   const sure = h("button", { type: "submit", class: danger ? "danger" : "primary" }, yes);
   const leave = h("button", { type: "button" }, no);
   const form = h(
-    "form", { method: "dialog" },
-    h("h2", { id: name }, title), body, trouble, h("div", { class: "actions" }, leave, sure),
+    "form",
+    { method: "dialog" },
+    h("h2", { id: name }, title),
+    body,
+    trouble,
+    h("div", { class: "actions" }, leave, sure),
   );
   const box = h("dialog", { "aria-labelledby": name }, form);
   document.body.append(box);
@@ -48,7 +52,13 @@ export function ask({ title, body = [], yes, no = "Back", danger = false, act })
 export function show({ title, body, done = "Done" }) {
   const name = fresh("dialog");
   const close = h("button", { type: "button", class: "primary" }, done);
-  const box = h("dialog", { "aria-labelledby": name }, h("h2", { id: name }, title), body, h("div", { class: "actions" }, close));
+  const box = h(
+    "dialog",
+    { "aria-labelledby": name },
+    h("h2", { id: name }, title),
+    body,
+    h("div", { class: "actions" }, close),
+  );
   document.body.append(box);
   return new Promise((resolve) => {
     box.addEventListener("close", () => {

@@ -28,7 +28,12 @@ export function duration(seconds) {
   if (seconds < 10) return `${short.format(Math.round(seconds * 10) / 10)} s`;
   const s = Math.round(seconds);
   if (s < 60) return `${s} s`;
-  const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+  const parts = [
+    [86400, "d"],
+    [3600, "h"],
+    [60, "min"],
+    [1, "s"],
+  ];
   const at = parts.findIndex(([size]) => s >= size);
   const [big, bigName] = parts[at];
   const [small, smallName] = parts[at + 1];
@@ -37,15 +42,19 @@ export function duration(seconds) {
 }
 
 export function bytes(size) {
-  for (const [unit, word] of [[1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
+  for (const [unit, word] of [
+    [1e9, "GB"],
+    [1e6, "MB"],
+    [1e3, "kB"],
+  ]) {
     if (size >= unit) return `${(size / unit).toFixed(1)} ${word}`;
   }
   return `${size} B`;
 }
 
-/** "1 job", "3 jobs". */
-export function count(n, word) {
-  return `${number(n)} ${word}${n === 1 ? "" : "s"}`;
+/** "1 job", "3 jobs", "2 policies". */
+export function count(n, word, several = `${word}s`) {
+  return `${number(n)} ${n === 1 ? word : several}`;
 }
 
 /** {v100: 2, p100: 1} as "2 × v100, 1 × p100". */
@@ -61,7 +70,13 @@ export function ests(first, many) {
 
 // Made once: to make one costs more than a row of a table.
 const whole = new Intl.DateTimeFormat("en-GB", {
-  year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+  year: "numeric",
+  month: "short",
+  day: "numeric",
+  hour: "2-digit",
+  minute: "2-digit",
+  second: "2-digit",
+  timeZoneName: "short",
 });
 const minutes = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 const exact = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });

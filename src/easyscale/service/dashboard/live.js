@@ -82,7 +82,12 @@ function seen() {
 export async function start() {
   stop();
   become("connecting");
-  last = (await get("/records", { limit: 1, newest: true })).last;
+  try {
+    last = (await get("/records", { limit: 1, newest: true })).last;
+  } catch {
+    if (state === "connecting") broken(); // it is tried again
+    return;
+  }
   if (state === "connecting") open();
 }
 

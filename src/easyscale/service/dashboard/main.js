@@ -1,6 +1,6 @@
 // The page: who is logged in, which view the address asks for, and the bar that is on all of them.
 
-import { Refused, get, onLoggedOut, post } from "/static/api.js";
+import { Refused, get, onLoggedOut, post, silence } from "/static/api.js";
 import { announce, fill, h, write } from "/static/dom.js";
 import { tick } from "/static/format.js";
 import * as live from "/static/live.js";
@@ -19,9 +19,18 @@ const ROUTES = [
   [/^\/what-if$/, whatIf, "What if"],
   [/^\/admin(?:\/([a-z]+))?$/, admin, "Admin"],
 ];
-const LINKS = [["#/", "Cluster"], ["#/jobs", "Jobs"], ["#/what-if", "What if"], ["#/admin", "Admin"]];
+const LINKS = [
+  ["#/", "Cluster"],
+  ["#/jobs", "Jobs"],
+  ["#/what-if", "What if"],
+  ["#/admin", "Admin"],
+];
 const STATES = {
-  live: "live", connecting: "connecting", reconnecting: "reconnecting", resting: "resting", off: "off",
+  live: "live",
+  connecting: "connecting",
+  reconnecting: "reconnecting",
+  resting: "resting",
+  off: "off",
 };
 
 const KNOWN = "easyscale-known";
@@ -53,17 +62,31 @@ function themeButton() {
 
 function connection() {
   const word = h("span", { class: "word" });
-  const node = h("span", { class: "link-state", id: "connection" }, h("span", { class: "dot", "aria-hidden": "true" }), word);
+  const node = h(
+    "span",
+    { class: "link-state", id: "connection" },
+    h("span", { class: "dot", "aria-hidden": "true" }),
+    word,
+  );
   const hints = {
-    live: "News arrives as it happens.", reconnecting: "The stream of news broke off. This page tries again by itself.",
-    resting: "Nobody looked at this page for a while.", connecting: "", off: "",
+    live: "News arrives as it happens.",
+    reconnecting: "The stream of news broke off. This page tries again by itself.",
+    resting: "Nobody looked at this page for a while.",
+    connecting: "",
+    off: "",
   };
   let told = "live"; // what a screen reader knows
   let timer = null;
   const tell = (word, text) => {
     clearTimeout(timer);
     if (word === told) return;
-    timer = setTimeout(() => { told = word; announce(text); }, word === "live" ? 0 : QUIET);
+    timer = setTimeout(
+      () => {
+        told = word;
+        announce(text);
+      },
+      word === "live" ? 0 : QUIET,
+    );
   };
   const show = (state) => {
     node.dataset.state = state;
@@ -81,23 +104,56 @@ function connection() {
 function frame(info) {
   const { user, team, role } = info.you;
   const links = LINKS.filter(([, name]) => name !== "Admin" || role === "admin");
-  const nav = h("nav", { "aria-label": "Main" }, h("ul", {}, links.map(([to, name]) => h("li", {}, h("a", { href: to }, name)))));
+  const nav = h(
+    "nav",
+    { "aria-label": "Main" },
+    h(
+      "ul",
+      {},
+      links.map(([to, name]) => h("li", {}, h("a", { href: to }, name))),
+    ),
+  );
   const out = h("button", { type: "button", class: "quiet", on: { click: logOut } }, "Log out");
   main = h("main", { id: "main", tabindex: "-1" });
   fill(
     app,
-    h("header", { class: "top" },
-      h("a", { class: "brand", href: "#/" }, h("img", { src: "/static/icon.svg", alt: "", width: 26, height: 26 }), "EasyScale"),
+    h(
+      "header",
+      { class: "top" },
+      h(
+        "a",
+        { class: "brand", href: "#/" },
+        h("img", { src: "/static/icon.svg", alt: "", width: 26, height: 26 }),
+        "EasyScale",
+      ),
       nav,
-      h("div", { class: "tools" }, connection(),
-        h("span", { class: "who", title: `team ${team}, role ${role}` }, user, h("span", { class: "role" }, ` ${team} · ${role}`)),
-        themeButton(), out)),
+      h(
+        "div",
+        { class: "tools" },
+        connection(),
+        h(
+          "span",
+          { class: "who", title: `team ${team}, role ${role}` },
+          user,
+          h("span", { class: "role" }, ` ${team} · ${role}`),
+        ),
+        themeButton(),
+        out,
+      ),
+    ),
     main,
-    h("footer", {}, `EasyScale ${info.version} · policy ${info.policy} · back end ${info.backend} · `, h("a", { href: "/api/v1/docs" }, "API")),
+    h(
+      "footer",
+      {},
+      `EasyScale ${info.version} · policy ${info.policy} · back end ${info.backend} · `,
+      h("a", { href: "/api/v1/docs" }, "API"),
+    ),
   );
 }
 
 async function logOut() {
+  leave();
+  silence(true);
   try {
     await post("/logout", undefined, { quiet: true });
   } catch (error) {
@@ -116,6 +172,7 @@ function leave() {
 
 function showLogin(problem = null) {
   leave();
+  silence(true);
   known("no");
   context = null;
   document.title = "Log in · EasyScale";
@@ -127,9 +184,10 @@ function showLogin(problem = null) {
 async function begin() {
   const info = await get("/info", {}, { quiet: true });
   known("yes");
+  silence(false);
   context = { info, go: (to) => (location.hash = to) };
   frame(info);
-  live.start().catch(() => {}); // the views say what is wrong; the stream tries again by itself
+  live.start();
   route(false);
 }
 
@@ -186,7 +244,11 @@ function route(moved = true) {
 
 function notHere(path) {
   document.title = "Not found · EasyScale";
-  fill(main, h("h1", { tabindex: "-1" }, "There is no such page"), h("p", {}, `Nothing is at ${path}. `, h("a", { href: "#/" }, "To the cluster")));
+  fill(
+    main,
+    h("h1", { tabindex: "-1" }, "There is no such page"),
+    h("p", {}, `Nothing is at ${path}. `, h("a", { href: "#/" }, "To the cluster")),
+  );
 }
 
 addEventListener("hashchange", () => route());
@@ -197,7 +259,9 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 onLoggedOut(() => {
   if (!context) return;
   showLogin({
-    what: "You are logged out.", why: "the token has expired or was revoked, or the login has ended.", now: "log in again.",
+    what: "You are logged out.",
+    why: "the token has expired or was revoked, or the login has ended.",
+    now: "log in again.",
   });
 });
 setInterval(tick, 5000);

@@ -1,4 +1,4 @@
-// Polite refreshing: however many records arrive, the service is asked at most once in a while, and never twice at once.
+// Polite refreshing: however many records arrive, the service is asked once in a while, and never twice at once.
 
 /**
  * `work` is an async function. Returns {ask, stop}: `ask()` runs it now or when `gap` milliseconds have passed since

@@ -16,7 +16,8 @@ export function problemOf(error) {
 export function problemBox(error) {
   const { what, why, now } = problemOf(error);
   return h(
-    "div", { class: "problem" },
+    "div",
+    { class: "problem" },
     h("p", { class: "what" }, what),
     why && h("p", {}, h("span", { class: "label" }, "Why: "), why),
     now && h("p", {}, h("span", { class: "label" }, "Now: "), now),

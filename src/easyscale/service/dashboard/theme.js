@@ -15,7 +15,8 @@
   }
   set(read());
   window.easyscaleTheme = {
-    dark: () => (root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches),
+    dark: () =>
+      root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches,
     choose(word) {
       set(word);
       try {

@@ -7,7 +7,10 @@ const bubble = h("div", { class: "bubble", hidden: true, "aria-hidden": "true" }
 /** Show a tooltip at the pointer. Its lines are text. */
 export function tip(event, lines) {
   if (!bubble.isConnected) document.body.append(bubble);
-  fill(bubble, lines.map((line, i) => h(i ? "span" : "strong", {}, line)));
+  fill(
+    bubble,
+    lines.map((line, i) => h(i ? "span" : "strong", {}, line)),
+  );
   bubble.hidden = false;
   const box = bubble.getBoundingClientRect();
   const x = Math.min(event.clientX + 14, document.documentElement.clientWidth - box.width - 6);
@@ -66,10 +69,29 @@ export function figure({ title, extra = [], height, draw, rows, tableName = "As 
 
 export function plainTable(head, body, caption) {
   return h(
-    "table", { class: "plain" },
+    "table",
+    { class: "plain" },
     caption && h("caption", { class: "unseen" }, caption),
-    h("thead", {}, h("tr", {}, head.map((word) => h("th", { scope: "col" }, word)))),
-    h("tbody", {}, body.map((row) => h("tr", {}, row.map((cell) => h("td", {}, cell))))),
+    h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        head.map((word) => h("th", { scope: "col" }, word)),
+      ),
+    ),
+    h(
+      "tbody",
+      {},
+      body.map((row) =>
+        h(
+          "tr",
+          {},
+          row.map((cell) => h("td", {}, cell)),
+        ),
+      ),
+    ),
   );
 }
 

@@ -37,10 +37,10 @@ export function summary(points, metric) {
   if (!all.length) return `${titleOf(metric)}: nothing logged yet.`;
   const values = all.map(([, y]) => y);
   const last = all.at(-1);
-  return (
-    `${titleOf(metric)} over ${all.length} points from step ${number(all[0][0])} to ${number(last[0])}: first ${number(values[0])}, ` +
-    `last ${number(last[1])}, least ${number(Math.min(...values))}, greatest ${number(Math.max(...values))} ${unit(metric)}`.trimEnd() + "."
-  );
+  const [low, high] = [Math.min(...values), Math.max(...values)].map(number);
+  const where = `${all.length} points from step ${number(all[0][0])} to ${number(last[0])}`;
+  const figures = `first ${number(values[0])}, last ${number(last[1])}, least ${low}, greatest ${high} ${unit(metric)}`;
+  return `${titleOf(metric)} over ${where}: ${figures.trimEnd()}.`;
 }
 
 /** `view()` gives {points, marks, axis, log}: marks are plans, axis "step" or "time". */
@@ -63,11 +63,21 @@ export function lineChart(metric, view) {
     last.textContent = all.length ? number(all.at(-1)[1]) : "";
     if (!all.length) {
       scale = null;
-      fill(picture, svg("text", { x: width / 2, y: HEIGHT / 2, class: "hint", "text-anchor": "middle" }, "nothing logged yet"));
+      fill(
+        picture,
+        svg("text", { x: width / 2, y: HEIGHT / 2, class: "hint", "text-anchor": "middle" }, "nothing logged yet"),
+      );
       return;
     }
     scale = scales(all, width, log);
-    fill(picture, axes(scale, width, axis, log), verticals(marks, scale, axis), curve(all, scale), dot(all.at(-1), scale), cursor());
+    fill(
+      picture,
+      axes(scale, width, axis, log),
+      verticals(marks, scale, axis),
+      curve(all, scale),
+      dot(all.at(-1), scale),
+      cursor(),
+    );
   }
 
   function table() {
@@ -75,7 +85,10 @@ export function lineChart(metric, view) {
     const all = known(points, metric, "step");
     const gap = Math.max(1, Math.ceil(all.length / MOST_ROWS));
     const some = all.filter((_, i) => i % gap === 0 || i === all.length - 1);
-    return { head: ["Step", "Time", titleOf(metric)], body: some.map(([x, y, p]) => [number(x), absolute(p.time), number(y)]) };
+    return {
+      head: ["Step", "Time", titleOf(metric)],
+      body: some.map(([x, y, p]) => [number(x), absolute(p.time), number(y)]),
+    };
   }
 
   function cursor() {
@@ -104,7 +117,11 @@ function scales(all, width, log) {
   const inner = width - PAD.left - PAD.right;
   const tall = HEIGHT - PAD.top - PAD.bottom;
   return {
-    all, x0, x1, low, high,
+    all,
+    x0,
+    x1,
+    low,
+    high,
     x: (v) => PAD.left + ((v - x0) / (x1 - x0)) * inner,
     y: (v) => PAD.top + (1 - ((log ? Math.log10(v) : v) - low) / (high - low)) * tall,
   };
@@ -112,12 +129,18 @@ function scales(all, width, log) {
 
 function axes(scale, width, axis, log) {
   const out = [];
-  const marks = ticks(scale.low, scale.high, 4);
+  const marks = ticks(scale.low, scale.high, 5);
   for (const value of marks) {
     const real = log ? 10 ** value : value;
     const y = scale.y(real);
     out.push(svg("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y, y2: y }));
-    out.push(svg("text", { class: "tick", x: PAD.left - 6, y: y + 4, "text-anchor": "end" }, number(Number(real.toPrecision(4)))));
+    out.push(
+      svg(
+        "text",
+        { class: "tick", x: PAD.left - 6, y: y + 4, "text-anchor": "end" },
+        number(Number(real.toPrecision(4))),
+      ),
+    );
   }
   const wanted = Math.max(2, Math.floor(width / 110));
   const along = axis === "time" ? timeTicks(scale.x0, scale.x1, wanted) : ticks(scale.x0, scale.x1, wanted);
@@ -134,7 +157,9 @@ function verticals(marks, scale, axis) {
   return marks
     .map((plan) => (axis === "time" ? plan.time : plan.step))
     .filter((at) => at > scale.x0 && at < scale.x1)
-    .map((at) => svg("line", { class: "switch", x1: scale.x(at), x2: scale.x(at), y1: PAD.top, y2: HEIGHT - PAD.bottom }));
+    .map((at) =>
+      svg("line", { class: "switch", x1: scale.x(at), x2: scale.x(at), y1: PAD.top, y2: HEIGHT - PAD.bottom }),
+    );
 }
 
 function curve(all, scale) {

@@ -1,4 +1,5 @@
-// A job's plans: ESTs from top to bottom, time from left to right, one colour a device. The ESTs never change; where they run does.
+// A job's plans: ESTs from top to bottom, time from left to right, one colour a device.
+// The ESTs never change; where they run does.
 
 import { figure, fitting, timeTicks, tip, untip } from "/static/charts/frame.js";
 import { fill, svg } from "/static/dom.js";
@@ -45,13 +46,26 @@ function joined(spans) {
 /** `view()` gives {plans, allocations, ests, end}. */
 export function planChart(view) {
   const colour = palette();
-  const chart = figure({ title: "Plan history: which ESTs ran on which device", height: HEIGHT, draw, rows: table, className: "plans" });
+  const chart = figure({
+    title: "Plan history: which ESTs ran on which device",
+    height: HEIGHT,
+    draw,
+    rows: table,
+    className: "plans",
+  });
 
   function draw(picture, width) {
     const { plans, allocations, ests: all, end } = view();
     if (!plans.length) {
       chart.say("No plan yet: the job has not started.");
-      fill(picture, svg("text", { x: width / 2, y: HEIGHT / 2, class: "hint", "text-anchor": "middle" }, "no plan yet: the job has not started"));
+      fill(
+        picture,
+        svg(
+          "text",
+          { x: width / 2, y: HEIGHT / 2, class: "hint", "text-anchor": "middle" },
+          "no plan yet: the job has not started",
+        ),
+      );
       return;
     }
     const since = plans[0].time;
@@ -61,7 +75,8 @@ export function planChart(view) {
     const last = plans.at(-1);
     chart.say(
       `${count(all, "EST")}, ${count(plans.length, "plan")}. The last one, from step ${number(last.step)}: ` +
-      last.seats.map((s) => `${ests(s.first, s.count)} on ${home(s)}`).join(", ") + ".",
+        last.seats.map((s) => `${ests(s.first, s.count)} on ${home(s)}`).join(", ") +
+        ".",
     );
     fill(
       picture,
@@ -69,7 +84,8 @@ export function planChart(view) {
       labels(all, tall),
       bricks(plans, allocations, end).map((b) => brick(b, x, tall, colour)),
       timeTicks(since, until, Math.floor((width - LEFT) / 90)).map((t) =>
-        svg("text", { class: "tick", x: x(t), y: HEIGHT - 6, "text-anchor": "middle" }, clock(t, until - since < 300))),
+        svg("text", { class: "tick", x: x(t), y: HEIGHT - 6, "text-anchor": "middle" }, clock(t, until - since < 300)),
+      ),
     );
   }
 
@@ -77,9 +93,13 @@ export function planChart(view) {
     const { plans } = view();
     return {
       head: ["From", "Step", "ESTs and devices"],
-      body: [...plans].reverse().map((p) => [
-        absolute(p.time), number(p.step), p.seats.map((s) => `${ests(s.first, s.count)} on ${home(s)}`).join("; "),
-      ]),
+      body: [...plans]
+        .reverse()
+        .map((p) => [
+          absolute(p.time),
+          number(p.step),
+          p.seats.map((s) => `${ests(s.first, s.count)} on ${home(s)}`).join("; "),
+        ]),
     };
   }
 
@@ -101,13 +121,23 @@ function brick(b, x, tall, colour) {
   const high = b.count * tall;
   const top = b.first * tall;
   const tellIt = (event) =>
-    tip(event, [`${ests(b.first, b.count)} on ${b.home}`, `worker ${b.worker}, from step ${number(b.step)}`,
-      `${clock(b.since, true)} – ${clock(b.until, true)}, ${duration(b.until - b.since)}`]);
+    tip(event, [
+      `${ests(b.first, b.count)} on ${b.home}`,
+      `worker ${b.worker}, from step ${number(b.step)}`,
+      `${clock(b.since, true)} – ${clock(b.until, true)}, ${duration(b.until - b.since)}`,
+    ]);
   const both = `${b.home} · ${ests(b.first, b.count)}`;
   const label = high >= 13 ? fitting(fitting(both, wide) === both ? both : b.home, wide) : "";
   return svg(
-    "g", { class: `span ${colour(b.home)}`, on: { pointermove: tellIt, pointerleave: untip } },
-    svg("rect", { x: from + 0.5, y: top + 0.75, width: Math.max(0.5, wide - 1), height: Math.max(1, high - 1.5), rx: Math.min(4, high / 4) }),
+    "g",
+    { class: `span ${colour(b.home)}`, on: { pointermove: tellIt, pointerleave: untip } },
+    svg("rect", {
+      x: from + 0.5,
+      y: top + 0.75,
+      width: Math.max(0.5, wide - 1),
+      height: Math.max(1, high - 1.5),
+      rx: Math.min(4, high / 4),
+    }),
     label && svg("text", { x: from + 5, y: top + high / 2 + 4 }, label),
   );
 }

@@ -3,21 +3,22 @@
 import { get } from "/static/api.js";
 import { timeline, used } from "/static/charts/timeline.js";
 import { fill, h, keyed, write } from "/static/dom.js";
-import { colour, percent, setTime, when } from "/static/format.js";
+import { percent, setTime, when } from "/static/format.js";
 import { onComeback, onRecord } from "/static/live.js";
 import { paced } from "/static/pace.js";
 import { problemBox } from "/static/problem.js";
 import { choices, empty, heading, jobLink, pill, setPill } from "/static/views/parts.js";
+import { showTypes } from "/static/views/tiles.js";
 
-const WINDOWS = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"]];
+const WINDOWS = [
+  ["900", "15 min"],
+  ["3600", "1 h"],
+  ["21600", "6 h"],
+  ["86400", "24 h"],
+];
 const EVENTS = 12;
 const WAITING = 8;
 const QUIET = new Set(["job-progressed", "job-proposed"]); // too many to read
-const WORDS = {
-  free: "free", held: "in use", leaving: "called back: its job is leaving", draining: "draining: its job is leaving",
-  drained: "drained", lost: "lost", away: "away, with serving",
-};
-const SIGNS = { free: "", held: "", leaving: "⇤", draining: "⇣", drained: "▨", lost: "✕", away: "⇄" };
 
 export function mount(root, { info, go }) {
   const names = new Map(); // job id to name
@@ -29,23 +30,65 @@ export function mount(root, { info, go }) {
   const trouble = h("div", { role: "alert" });
   const figures = figureRow();
   const types = h("div", { class: "types" });
-  const chart = timeline(() => ({ ...span, devices: seen.devices, nameOf }), (job) => go(jobLink(job)));
+  const chart = timeline(
+    () => ({ ...span, devices: seen.devices, nameOf }),
+    (job) => go(jobLink(job)),
+  );
   const waiting = h("ul", { class: "waiting" });
   const events = h("ol", { class: "events" });
   let recent = [];
 
   fill(
     root,
-    heading("Cluster"), trouble, figures.node,
+    heading("Cluster"),
+    trouble,
+    figures.node,
     h("section", { "aria-labelledby": "now-h" }, h("h2", { id: "now-h" }, "Devices now"), types),
-    h("section", { class: "card", "aria-labelledby": "time-h" },
-      h("div", { class: "head" }, h("h2", { id: "time-h" }, "Timeline"),
-        choices("window", WINDOWS, window_, (word) => { window_ = word; lookBack.ask(); }, "How far back")),
-      h("div", { class: "lanes scroll-y", tabindex: "0", role: "region", "aria-label": "Timeline of allocations" }, chart.node)),
-    h("div", { class: "halves" },
-      h("section", { class: "card", "aria-labelledby": "wait-h" },
-        h("div", { class: "head" }, h("h2", { id: "wait-h" }, "Waiting, and why"), h("a", { href: "#/jobs?state=queued" }, "The whole queue")), waiting),
-      h("section", { class: "card", "aria-labelledby": "last-h" }, h("h2", { id: "last-h" }, "What happened last"), events)),
+    h(
+      "section",
+      { class: "card", "aria-labelledby": "time-h" },
+      h(
+        "div",
+        { class: "head" },
+        h("h2", { id: "time-h" }, "Timeline"),
+        choices(
+          "window",
+          WINDOWS,
+          window_,
+          (word) => {
+            window_ = word;
+            lookBack.ask();
+          },
+          "How far back",
+        ),
+      ),
+      h(
+        "div",
+        { class: "lanes scroll-y", tabindex: "0", role: "region", "aria-label": "Timeline of allocations" },
+        chart.node,
+      ),
+    ),
+    h(
+      "div",
+      { class: "halves" },
+      h(
+        "section",
+        { class: "card", "aria-labelledby": "wait-h" },
+        h(
+          "div",
+          { class: "head" },
+          h("h2", { id: "wait-h" }, "Waiting, and why"),
+          h("a", { href: "#/jobs?state=queued" }, "The whole queue"),
+        ),
+        waiting,
+      ),
+      h(
+        "section",
+        { class: "card", "aria-labelledby": "last-h" },
+        h("h2", { id: "last-h" }, "What happened last"),
+        events,
+      ),
+    ),
   );
 
   const guarded = (work) => async () => {
@@ -57,28 +100,38 @@ export function mount(root, { info, go }) {
     }
   };
 
-  const look = paced(guarded(async () => {
-    const [view, queue, running] = await Promise.all([
-      get("/cluster"), get("/jobs", { state: ["queued", "paused"], order: "submitted", limit: WAITING }),
-      get("/jobs", { state: ["starting", "running", "pausing", "stopping"], limit: 500 }),
-    ]);
-    seen = view;
-    for (const row of [...queue.jobs, ...running.jobs]) names.set(row.id, row.name);
-    figures.show(view);
-    showTypes(types, view, nameOf);
-    showWaiting(waiting, queue.jobs, info);
-    showEvents(events, recent, nameOf);
-    chart.redraw();
-  }), { gap: 2000, every: 15_000 });
+  const look = paced(
+    guarded(async () => {
+      const [view, queue, running] = await Promise.all([
+        get("/cluster"),
+        get("/jobs", { state: ["queued", "paused"], order: "submitted", limit: WAITING }),
+        get("/jobs", { state: ["starting", "running", "pausing", "stopping"], limit: 500 }),
+      ]);
+      seen = view;
+      for (const row of [...queue.jobs, ...running.jobs]) names.set(row.id, row.name);
+      figures.show(view);
+      showTypes(types, view, nameOf);
+      showWaiting(waiting, queue.jobs, info);
+      showEvents(events, recent, nameOf);
+      chart.redraw();
+    }),
+    { gap: 2000, every: 15_000 },
+  );
 
-  const lookBack = paced(guarded(async () => {
-    const until = Date.now() / 1000;
-    span = await get("/timeline", { since: until - Number(window_), until });
-    figures.used(seen.devices.length ? used(span.spans, seen.devices, span.since, span.until) : null, WINDOWS.find(([w]) => w === window_)[1]);
-    await learn([...span.spans, ...recent].map((x) => x.job).filter(Boolean), names);
-    chart.redraw();
-    showEvents(events, recent, nameOf);
-  }), { gap: 2000, every: 10_000 });
+  const lookBack = paced(
+    guarded(async () => {
+      const until = Date.now() / 1000;
+      span = await get("/timeline", { since: until - Number(window_), until });
+      figures.used(
+        seen.devices.length ? used(span.spans, seen.devices, span.since, span.until) : null,
+        WINDOWS.find(([w]) => w === window_)[1],
+      );
+      await learn([...span.spans, ...recent].map((x) => x.job).filter(Boolean), names);
+      chart.redraw();
+      showEvents(events, recent, nameOf);
+    }),
+    { gap: 2000, every: 10_000 },
+  );
 
   const loadEvents = guarded(async () => {
     recent = (await get("/records", { limit: 100, newest: true })).records;
@@ -94,7 +147,11 @@ export function mount(root, { info, go }) {
         lookBack.ask();
       }
     }),
-    onComeback(() => { look.ask(); lookBack.ask(); loadEvents(); }),
+    onComeback(() => {
+      look.ask();
+      lookBack.ask();
+      loadEvents();
+    }),
   ];
   look.ask();
   setTimeout(lookBack.ask, 150); // the devices first: they are the lanes
@@ -127,9 +184,13 @@ function figureRow() {
   const label = h("dt", {}, "Used");
   parts.used = h("dd", {}, "–");
   const node = h(
-    "dl", { class: "figures" },
-    cell("held", "Devices in use"), cell("running", "Jobs running"), cell("queued", "Jobs waiting"),
-    h("div", {}, label, parts.used), cell("policy", "Policy"),
+    "dl",
+    { class: "figures" },
+    cell("held", "Devices in use"),
+    cell("running", "Jobs running"),
+    cell("queued", "Jobs waiting"),
+    h("div", {}, label, parts.used),
+    cell("policy", "Policy"),
   );
   return {
     node,
@@ -148,77 +209,51 @@ function figureRow() {
   };
 }
 
-function showTypes(node, view, nameOf) {
-  if (!view.devices.length) {
-    fill(node, empty("No devices.", "Declare some for a trial, or start the service on a machine with GPUs.", "easyscale up --devices v100:2,p100:1"));
-    return;
-  }
-  if (node.firstElementChild && node.firstElementChild.classList.contains("empty")) fill(node);
-  const small = view.devices.length > 96;
-  keyed(node, view.types, (t) => t.kind, () => {
-    const part = { head: h("h3", {}), facts: h("span", { class: "facts" }), fill: h("span", { class: "bar" }), tiles: h("ul", { class: "tiles" }) };
-    const box = h("section", { class: "card type" }, h("div", { class: "head" }, part.head, part.facts),
-      h("div", { class: "track", "aria-hidden": "true" }, part.fill), part.tiles);
-    box.pieces = part;
-    return box;
-  }, (box, type) => {
-    const { head, facts, fill: bar, tiles } = box.pieces;
-    write(head, type.kind);
-    const more = [["lent", type.lent], ["drained", type.drained], ["lost", type.lost], ["away", type.away]].filter(([, n]) => n);
-    write(facts, [`${type.held} of ${type.total} in use`, ...more.map(([word, n]) => `${n} ${word}`)].join(" · "));
-    bar.style.width = `${type.total ? (100 * type.held) / type.total : 0}%`;
-    tiles.classList.toggle("small", small);
-    keyed(tiles, view.devices.filter((d) => d.kind === type.kind), (d) => d.id, makeTile, (tile, d) => setTile(tile, d, nameOf));
-  });
-}
-
-function makeTile() {
-  const tile = h("li", {});
-  tile.pieces = {
-    id: h("span", { class: "id" }), job: h("span", { class: "job" }), sign: h("span", { class: "sign", "aria-hidden": "true" }), seen: "",
-  };
-  tile.append(h("a", {}, tile.pieces.id, tile.pieces.job, tile.pieces.sign));
-  return tile;
-}
-
-function setTile(tile, device, nameOf) {
-  const name = device.job ? nameOf(device.job) : "";
-  const key = JSON.stringify([device, name]);
-  if (tile.pieces.seen === key) return;
-  tile.pieces.seen = key;
-  const link = tile.firstElementChild;
-  if (device.job) link.setAttribute("href", jobLink(device.job));
-  else link.removeAttribute("href");
-  tile.className = `tile ${device.job ? colour(device.job) : ""}`;
-  tile.dataset.state = device.state;
-  const facts = [device.id, WORDS[device.state], name && `job ${name}`, device.lent && "lent by serving", device.node && `node ${device.node}`,
-    device.memory_gb && `${device.memory_gb} GB`].filter(Boolean);
-  link.setAttribute("title", facts.join(" · "));
-  write(tile.pieces.id, device.id);
-  write(tile.pieces.job, name || WORDS[device.state].split(":")[0]);
-  write(tile.pieces.sign, SIGNS[device.state] + (device.lent ? " ◇" : ""));
-}
-
 function showWaiting(node, rows, info) {
   if (!rows.length) {
     const what = "Nothing waits.";
     if (node.textContent.startsWith(what)) return;
-    fill(node, h("li", { class: "bare" }, empty(what, "A new job starts as soon as a device is free:", "easyscale submit --ests 4 -- train.py")));
+    fill(
+      node,
+      h(
+        "li",
+        { class: "bare" },
+        empty(what, "A new job starts as soon as a device is free:", "easyscale submit --ests 4 -- train.py"),
+      ),
+    );
     return;
   }
   if (node.querySelector(".bare")) fill(node);
-  keyed(node, rows, (r) => r.id, (row) => {
-    const part = { link: h("a", { href: jobLink(row.id) }), state: pill(row.state), why: h("p", { class: "why" }), who: h("span", { class: "hint" }), at: when(row.submitted) };
-    const item = h("li", {}, h("div", { class: "line" }, part.link, part.state, part.who, part.at), part.why);
-    item.pieces = part;
-    return item;
-  }, (item, row) => {
-    write(item.pieces.link, row.name);
-    setPill(item.pieces.state, row.state);
-    write(item.pieces.who, row.team === info.you.team ? row.user : `${row.team} · ${row.user}`);
-    setTime(item.pieces.at, row.submitted);
-    write(item.pieces.why, row.waits || (row.state === "paused" ? "Paused by a person; it goes on after resume." : "The scheduler has not looked at it yet."));
-  });
+  keyed(
+    node,
+    rows,
+    (r) => r.id,
+    (row) => {
+      const part = {
+        link: h("a", { href: jobLink(row.id) }),
+        state: pill(row.state),
+        why: h("p", { class: "why" }),
+        who: h("span", { class: "hint" }),
+        at: when(row.submitted),
+      };
+      const item = h("li", {}, h("div", { class: "line" }, part.link, part.state, part.who, part.at), part.why);
+      item.pieces = part;
+      return item;
+    },
+    (item, row) => {
+      write(item.pieces.link, row.name);
+      setPill(item.pieces.state, row.state);
+      write(item.pieces.who, row.team === info.you.team ? row.user : `${row.team} · ${row.user}`);
+      setTime(item.pieces.at, row.submitted);
+      write(
+        item.pieces.why,
+        row.waits ||
+          (row.state === "paused"
+            ? "Paused by a person; it goes on after resume."
+            : "The scheduler has not looked at it yet."),
+      );
+    },
+  );
 }
 
 /** The sentence, with the job's name in it as a link, or before it. */
@@ -230,17 +265,25 @@ function linked({ job, text }, name) {
 }
 
 function showEvents(node, records, nameOf) {
-  const rows = records.filter((r) => !QUIET.has(r.kind)).slice(-EVENTS).reverse();
+  const rows = records
+    .filter((r) => !QUIET.has(r.kind))
+    .slice(-EVENTS)
+    .reverse();
   if (!rows.length) {
     fill(node, h("li", { class: "bare" }, empty("Nothing has happened yet.", null)));
     return;
   }
   if (node.querySelector(".bare")) fill(node);
-  keyed(node, rows, (r) => r.seq, (r) => h("li", { "data-kind": r.kind }, when(r.time), " ", h("span", {})), (item, r) => {
-    const name = r.job ? nameOf(r.job) : "";
-    if (item.nameSeen === name) return;
-    item.nameSeen = name;
-    fill(item.lastElementChild, linked(r, name));
-  });
+  keyed(
+    node,
+    rows,
+    (r) => r.seq,
+    (r) => h("li", { "data-kind": r.kind }, when(r.time), " ", h("span", {})),
+    (item, r) => {
+      const name = r.job ? nameOf(r.job) : "";
+      if (item.nameSeen === name) return;
+      item.nameSeen = name;
+      fill(item.lastElementChild, linked(r, name));
+    },
+  );
 }
-

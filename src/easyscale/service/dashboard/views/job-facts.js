@@ -9,13 +9,28 @@ function proposalTable(title, list) {
   if (!list.length) return null;
   return [
     h("h3", {}, title),
-    h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": title }, plainTable(
-      ["With", "Speed-up", "Steps/s", "Answer"],
-      list.map((p) => [
-        devices(p.devices), [`× ${number(p.speedup)}`, !p.sure && h("span", { class: "tag", title: "From the performance model; not measured on these devices yet." }, "estimate")],
-        number(p.rate), p.answer || "–",
-      ]), title,
-    )),
+    h(
+      "div",
+      { class: "scroll", tabindex: "0", role: "region", "aria-label": title },
+      plainTable(
+        ["With", "Speed-up", "Steps/s", "Answer"],
+        list.map((p) => [
+          devices(p.devices),
+          [
+            `× ${number(p.speedup)}`,
+            !p.sure &&
+              h(
+                "span",
+                { class: "tag", title: "From the performance model; not measured on these devices yet." },
+                "estimate",
+              ),
+          ],
+          number(p.rate),
+          p.answer || "–",
+        ]),
+        title,
+      ),
+    ),
   ];
 }
 
@@ -37,22 +52,46 @@ export function pauses(job) {
   const life = job.started ? (job.ended ?? Date.now() / 1000) - job.started : 0;
   const share = life > 0 ? `, ${sum / life < 0.001 ? "less than 0.1 %" : percent(sum / life)} of its time` : "";
   return [
-    h("p", {}, `${count(all.length, "switch").replace("switchs", "switches")}: ${duration(sum)} in all${share}. Median ${duration(sorted[Math.floor(sorted.length / 2)])}, longest ${duration(sorted.at(-1))}.`),
+    h(
+      "p",
+      {},
+      `${count(all.length, "switch", "switches")}: ${duration(sum)} in all${share}. `,
+      `Median ${duration(sorted[Math.floor(sorted.length / 2)])}, longest ${duration(sorted.at(-1))}.`,
+    ),
     spark(all),
   ];
 }
 
 function spark(values) {
   const top = Math.max(...values);
-  return h("div", { class: "spark", "aria-hidden": "true" }, values.slice(-80).map((v) => {
-    const bar = h("span", { title: duration(v) });
-    bar.style.height = `${Math.max(4, (100 * v) / top)}%`;
-    return bar;
-  }));
+  return h(
+    "div",
+    { class: "spark", "aria-hidden": "true" },
+    values.slice(-80).map((v) => {
+      const bar = h("span", { title: duration(v) });
+      bar.style.height = `${Math.max(4, (100 * v) / top)}%`;
+      return bar;
+    }),
+  );
 }
 
 /** The submission, as it would stand in job.yaml; what was left out is left out. */
 export function spec(job) {
-  const told = Object.entries(job.spec).filter(([, v]) => v !== null && v !== "" && !(Array.isArray(v) && !v.length) && !(typeof v === "object" && !Array.isArray(v) && !Object.keys(v).length));
-  return h("details", {}, h("summary", {}, "job.yaml"), h("pre", { tabindex: "0" }, told.map(([k, v]) => `${k}: ${typeof v === "object" ? JSON.stringify(v) : v}`).join("\n")));
+  const told = Object.entries(job.spec).filter(
+    ([, v]) =>
+      v !== null &&
+      v !== "" &&
+      !(Array.isArray(v) && !v.length) &&
+      !(typeof v === "object" && !Array.isArray(v) && !Object.keys(v).length),
+  );
+  return h(
+    "details",
+    {},
+    h("summary", {}, "job.yaml"),
+    h(
+      "pre",
+      { tabindex: "0" },
+      told.map(([k, v]) => `${k}: ${typeof v === "object" ? JSON.stringify(v) : v}`).join("\n"),
+    ),
+  );
 }

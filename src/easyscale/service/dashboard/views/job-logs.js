@@ -12,7 +12,8 @@ const MOST = 1_000_000; // letters kept on the page; older ones can be loaded ag
 const TURNS = 20; // chunks in a row before the page may breathe
 
 /** Colours and cursor moves of terminals mean nothing here. */
-const bare = (text) => text.replace(/\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b[@-_]|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g, "");
+const bare = (text) =>
+  text.replace(/\u001b\[[0-9;?]*[ -/]*[@-~]|\u001b[@-_]|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g, "");
 
 const name = (f) => `${f.run}/${f.worker}/${f.stream}`;
 
@@ -26,9 +27,22 @@ export function logs(path, jobNow) {
   const pre = h("pre", { class: "log wrap", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Output" });
   const none = h("div", {});
   const body = h("div", { class: "log-box", hidden: true }, earlier, pre);
-  const tools = h("div", { class: "tools", hidden: true },
-    labelled("Output of", which), h("label", { class: "check" }, follow, "follow"), h("label", { class: "check" }, wrap, "wrap lines"), size);
-  const node = h("section", { class: "card logs", "aria-labelledby": "logs-h" }, h("div", { class: "head" }, h("h2", { id: "logs-h" }, "Logs"), tools), trouble, none, body);
+  const tools = h(
+    "div",
+    { class: "tools", hidden: true },
+    labelled("Output of", which),
+    h("label", { class: "check" }, follow, "follow"),
+    h("label", { class: "check" }, wrap, "wrap lines"),
+    size,
+  );
+  const node = h(
+    "section",
+    { class: "card logs", "aria-labelledby": "logs-h" },
+    h("div", { class: "head" }, h("h2", { id: "logs-h" }, "Logs"), tools),
+    trouble,
+    none,
+    body,
+  );
   fill(none, empty("No output yet.", "A job prints when it runs."));
 
   let files = [];
@@ -46,7 +60,16 @@ export function logs(path, jobNow) {
       which.dataset.words = words;
       const runs = new Set(files.map((f) => f.run)).size > 1;
       const keep = which.value;
-      fill(which, files.map((f) => h("option", { value: name(f) }, `${runs ? `start ${f.run}, ` : ""}worker ${f.worker}, ${f.stream === "err" ? "stderr" : "stdout"}`)));
+      fill(
+        which,
+        files.map((f) =>
+          h(
+            "option",
+            { value: name(f) },
+            `${runs ? `start ${f.run}, ` : ""}worker ${f.worker}, ${f.stream === "err" ? "stderr" : "stdout"}`,
+          ),
+        ),
+      );
       const newest = Math.max(...files.map((f) => f.run));
       const best = files.find((f) => f.run === newest && f.size > 0) || files.find((f) => f.run === newest);
       which.value = files.some((f) => name(f) === keep) ? keep : name(best);
@@ -63,14 +86,16 @@ export function logs(path, jobNow) {
     fill(pre);
   }
 
-  const part = (start, most = CHUNK) => get(`${path}/log`, { run: chosen.file.run, worker: chosen.file.worker, stream: chosen.file.stream, start, most });
+  const part = (start, most = CHUNK) =>
+    get(`${path}/log`, { run: chosen.file.run, worker: chosen.file.worker, stream: chosen.file.stream, start, most });
 
   async function read() {
     const mine = turn;
     for (let i = 0; i < TURNS && chosen && !chosen.end; i += 1) {
       const got = await part(chosen.next);
       if (mine !== turn) return;
-      if (got.start > chosen.next && chosen.next > chosen.first) append("\n[an older part of the output is gone]\n", chosen.next);
+      if (got.start > chosen.next && chosen.next > chosen.first)
+        append("\n[an older part of the output is gone]\n", chosen.next);
       if (!pre.firstChild) chosen.first = got.start;
       append(bare(got.text), got.start);
       chosen.end = got.end;
@@ -118,13 +143,19 @@ export function logs(path, jobNow) {
       fill(trouble, problemBox(error));
     }
   };
-  const look = paced(guarded(async () => {
-    if (ENDED.includes(jobNow()?.state) && chosen?.end) return;
-    await list();
-    if (follow.checked || !pre.firstChild) await read();
-  }), { gap: 1500, every: 3000 });
+  const look = paced(
+    guarded(async () => {
+      if (ENDED.includes(jobNow()?.state) && chosen?.end) return;
+      await list();
+      if (follow.checked || !pre.firstChild) await read();
+    }),
+    { gap: 1500, every: 3000 },
+  );
 
-  which.addEventListener("change", () => { choose(); guarded(read)(); });
+  which.addEventListener("change", () => {
+    choose();
+    guarded(read)();
+  });
   follow.addEventListener("change", () => {
     if (!follow.checked) return;
     pre.scrollTop = pre.scrollHeight;
@@ -132,6 +163,12 @@ export function logs(path, jobNow) {
   });
   wrap.addEventListener("change", () => pre.classList.toggle("wrap", wrap.checked));
   earlier.addEventListener("click", guarded(before));
-  pre.addEventListener("wheel", (event) => { if (event.deltaY < 0) follow.checked = false; }, { passive: true });
+  pre.addEventListener(
+    "wheel",
+    (event) => {
+      if (event.deltaY < 0) follow.checked = false;
+    },
+    { passive: true },
+  );
   return { node, show: () => look.ask(), stop: look.stop };
 }

@@ -14,14 +14,24 @@ const TEAM = /^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$/; // half a name may be
 const ACTIVE = ["queued", "starting", "running", "pausing", "paused", "stopping"];
 const GROUPS = [["", "All states"], ["active", "Not ended"], ...STATES.map((s) => [s, s])];
 const COLUMNS = [
-  ["Job", "name", "name"], ["State", "state", "state"], ["Team", null, "team"], ["Priority", "priority", "priority"],
-  ["Devices", null, "devices"], ["Progress", null, "progress"], ["Loss", null, "loss"], ["Submitted", "submitted", "submitted"],
+  ["Job", "name", "name"],
+  ["State", "state", "state"],
+  ["Team", null, "team"],
+  ["Priority", "priority", "priority"],
+  ["Devices", null, "devices"],
+  ["Progress", null, "progress"],
+  ["Loss", null, "loss"],
+  ["Submitted", "submitted", "submitted"],
 ];
 
 export function mount(root, { info }, _parts, words) {
   const wish = {
-    state: words.get("state") || "", team: words.get("team") || "", text: words.get("text") || "",
-    order: words.get("order") || "-submitted", size: SIZES.includes(words.get("size")) ? words.get("size") : "100",
+    state: words.get("state") || "",
+    team: words.get("team") || "",
+    text: words.get("text") || "",
+    user: words.get("user") || "",
+    order: words.get("order") || "-submitted",
+    size: SIZES.includes(words.get("size")) ? words.get("size") : "100",
     page: Math.max(1, Number(words.get("page")) || 1),
   };
   let seen = { jobs: [], total: 0 };
@@ -32,27 +42,69 @@ export function mount(root, { info }, _parts, words) {
   const body = h("tbody", { role: "rowgroup" });
   const heads = COLUMNS.map(([text, order, name]) => head(text, order, name));
   const table = h(
-    "table", { class: "jobs", role: "table", "aria-label": "Jobs" },
-    h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads.map((x) => x.node))), body,
+    "table",
+    { class: "jobs", role: "table", "aria-label": "Jobs" },
+    h(
+      "thead",
+      { role: "rowgroup" },
+      h(
+        "tr",
+        { role: "row" },
+        heads.map((x) => x.node),
+      ),
+    ),
+    body,
   );
   const none = h("div", {});
   const pages = h("nav", { class: "pages", "aria-label": "Pages of the list" });
 
-  const text = h("input", { type: "search", value: wish.text, placeholder: "name or id", maxlength: "200", spellcheck: "false" });
-  const state = h("select", {}, GROUPS.map(([value, name]) => h("option", { value }, name)));
+  const text = h("input", {
+    type: "search",
+    value: wish.text,
+    placeholder: "name or id",
+    maxlength: "200",
+    spellcheck: "false",
+  });
+  const state = h(
+    "select",
+    {},
+    GROUPS.map(([value, name]) => h("option", { value }, name)),
+  );
   state.value = wish.state;
-  const team = h("input", { type: "text", value: wish.team, placeholder: "any", maxlength: "63", list: "teams-seen", spellcheck: "false" });
+  const team = h("input", {
+    type: "text",
+    value: wish.team,
+    placeholder: "any",
+    maxlength: "63",
+    list: "teams-seen",
+    spellcheck: "false",
+  });
   const teams = h("datalist", { id: "teams-seen" });
-  const size = h("select", {}, SIZES.map((n) => h("option", { value: n }, n)));
+  const size = h(
+    "select",
+    {},
+    SIZES.map((n) => h("option", { value: n }, n)),
+  );
   size.value = wish.size;
 
   fill(
     root,
-    heading("Jobs"), trouble,
-    h("form", { class: "filters", role: "search", "aria-label": "Filter the jobs", on: { submit: (e) => e.preventDefault() } },
-      labelled("Search", text), labelled("State", state), labelled("Team", team), teams, labelled("A page", size),
-      h("button", { type: "button", on: { click: mine } }, "My jobs"), h("button", { type: "button", on: { click: clear } }, "Clear")),
-    total, h("div", { class: "card flush" }, table, none), pages,
+    heading("Jobs"),
+    trouble,
+    h(
+      "form",
+      { class: "filters", role: "search", "aria-label": "Filter the jobs", on: { submit: (e) => e.preventDefault() } },
+      labelled("Search", text),
+      labelled("State", state),
+      labelled("Team", team),
+      teams,
+      labelled("A page", size),
+      h("button", { type: "button", on: { click: mine } }, "My jobs"),
+      h("button", { type: "button", on: { click: clear } }, "Clear"),
+    ),
+    total,
+    h("div", { class: "card flush" }, table, none),
+    pages,
   );
 
   // ---------------------------------------------------------------------------------------- what is asked for
@@ -75,8 +127,13 @@ export function mount(root, { info }, _parts, words) {
     const limit = Number(wish.size);
     try {
       const page = await get("/jobs", {
-        state: wish.state === "active" ? ACTIVE : wish.state, team: wish.team, user: wish.user, text: wish.text, order: wish.order,
-        limit, offset: (wish.page - 1) * limit,
+        state: wish.state === "active" ? ACTIVE : wish.state,
+        team: wish.team,
+        user: wish.user,
+        text: wish.text,
+        order: wish.order,
+        limit,
+        offset: (wish.page - 1) * limit,
       });
       if (turn !== asked) return; // an answer to an older question
       fill(trouble);
@@ -119,7 +176,10 @@ export function mount(root, { info }, _parts, words) {
     typing = setTimeout(() => change(part()), TYPING);
   };
   text.addEventListener("input", () => later(() => ({ text: text.value.trim() })));
-  team.addEventListener("input", () => (team.value === "" || TEAM.test(team.value)) && later(() => ({ team: team.value })));
+  team.addEventListener(
+    "input",
+    () => (team.value === "" || TEAM.test(team.value)) && later(() => ({ team: team.value })),
+  );
   state.addEventListener("change", () => change({ state: state.value }));
   size.addEventListener("change", () => change({ size: size.value }));
   body.addEventListener("keydown", arrows);
@@ -156,14 +216,27 @@ export function mount(root, { info }, _parts, words) {
   function show() {
     const from = (wish.page - 1) * Number(wish.size);
     const narrowed = wish.state || wish.team || wish.text || wish.user;
-    write(total, seen.total ? `${number(from + 1)}–${number(from + seen.jobs.length)} of ${count(seen.total, "job")}${wish.user ? ` of ${wish.user}` : ""}` : "No jobs");
+    write(
+      total,
+      seen.total
+        ? `${number(from + 1)}–${number(from + seen.jobs.length)} of ${count(seen.total, "job")}` +
+            (wish.user ? ` of ${wish.user}` : "")
+        : "No jobs",
+    );
     showHeads();
     keyed(body, seen.jobs, (job) => job.id, makeRow, setRow);
     table.hidden = !seen.jobs.length;
-    fill(none, !seen.jobs.length && (narrowed
-      ? empty("No job matches.", "Take a part of the filter away.")
-      : empty("No jobs yet.", "Submit one from a terminal:", "easyscale submit --ests 4 -- train.py")));
-    fill(teams, [...new Set(seen.jobs.map((j) => j.team))].sort().map((value) => h("option", { value })));
+    fill(
+      none,
+      !seen.jobs.length &&
+        (narrowed
+          ? empty("No job matches.", "Take a part of the filter away.")
+          : empty("No jobs yet.", "Submit one from a terminal:", "easyscale submit --ests 4 -- train.py")),
+    );
+    fill(
+      teams,
+      [...new Set(seen.jobs.map((j) => j.team))].sort().map((value) => h("option", { value })),
+    );
     showPages();
   }
 
@@ -171,13 +244,16 @@ export function mount(root, { info }, _parts, words) {
     const last = Math.max(1, Math.ceil(seen.total / Number(wish.size)));
     pages.hidden = last === 1;
     if (last === 1) return;
-    const button = (name, to, off) => h("button", { type: "button", disabled: off, on: { click: () => turnTo(to) } }, name);
+    const button = (name, to, off) =>
+      h("button", { type: "button", disabled: off, on: { click: () => turnTo(to) } }, name);
     const focused = pages.contains(document.activeElement) ? document.activeElement.textContent : null;
     fill(
       pages,
-      button("First", 1, wish.page === 1), button("Back", wish.page - 1, wish.page === 1),
+      button("First", 1, wish.page === 1),
+      button("Back", wish.page - 1, wish.page === 1),
       h("span", {}, `page ${number(wish.page)} of ${number(last)}`),
-      button("Next", wish.page + 1, wish.page === last), button("Last", last, wish.page === last),
+      button("Next", wish.page + 1, wish.page === last),
+      button("Last", last, wish.page === last),
     );
     if (focused) [...pages.querySelectorAll("button")].find((b) => b.textContent === focused)?.focus();
   }
@@ -205,15 +281,33 @@ export function mount(root, { info }, _parts, words) {
 function makeRow(job) {
   const cell = (name, ...inside) => h("td", { class: name, role: "cell" }, inside);
   const part = {
-    link: h("a", { href: jobLink(job.id) }), id: h("span", { class: "hint mono" }, job.id), why: h("span", { class: "why" }),
-    state: pill(job.state), team: h("span", {}), user: h("span", { class: "hint" }), priority: h("span", {}), held: h("span", {}),
-    step: h("span", {}), bar: h("span", { class: "bar" }), track: null, loss: h("span", {}), at: h("time", {}), seen: "",
+    link: h("a", { href: jobLink(job.id) }),
+    id: h("span", { class: "hint mono" }, job.id),
+    why: h("span", { class: "why" }),
+    state: pill(job.state),
+    team: h("span", {}),
+    user: h("span", { class: "hint" }),
+    priority: h("span", {}),
+    held: h("span", {}),
+    step: h("span", {}),
+    bar: h("span", { class: "bar" }),
+    track: null,
+    loss: h("span", {}),
+    at: h("time", {}),
+    seen: "",
   };
   part.track = h("span", { class: "track", "aria-hidden": "true" }, part.bar);
   const row = h(
-    "tr", { role: "row" },
-    cell("name", part.link, " ", part.id, part.why), cell("state", part.state), cell("team", part.team, " ", part.user), cell("priority", part.priority),
-    cell("devices", part.held), cell("progress", part.step, part.track), cell("loss", part.loss), cell("submitted", part.at),
+    "tr",
+    { role: "row" },
+    cell("name", part.link, " ", part.id, part.why),
+    cell("state", part.state),
+    cell("team", part.team, " ", part.user),
+    cell("priority", part.priority),
+    cell("devices", part.held),
+    cell("progress", part.step, part.track),
+    cell("loss", part.loss),
+    cell("submitted", part.at),
   );
   row.pieces = part;
   return row;
@@ -235,7 +329,10 @@ function setRow(row, job) {
   write(part.held, held === "none" ? "–" : held);
   part.held.parentNode.classList.toggle("none", held === "none");
   part.step.parentNode.classList.toggle("none", !job.steps && !job.step);
-  write(part.step, job.steps ? `${number(job.step)} of ${number(job.steps)}` : job.step ? `step ${number(job.step)}` : "–");
+  write(
+    part.step,
+    job.steps ? `${number(job.step)} of ${number(job.steps)}` : job.step ? `step ${number(job.step)}` : "–",
+  );
   part.track.hidden = !job.steps;
   if (job.steps) {
     part.bar.style.width = `${Math.min(100, (100 * job.step) / job.steps)}%`;

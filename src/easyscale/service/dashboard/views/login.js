@@ -6,17 +6,32 @@ import { problemBox } from "/static/problem.js";
 
 export function login(done, problem, theme) {
   const field = h("input", {
-    type: "password", id: "token", name: "token", required: true, autocomplete: "current-password", spellcheck: "false",
-    "aria-describedby": "token-hint", placeholder: "est_…",
+    type: "password",
+    id: "token",
+    name: "token",
+    required: true,
+    autocomplete: "current-password",
+    spellcheck: "false",
+    "aria-describedby": "token-hint",
+    placeholder: "est_…",
   });
   const trouble = h("div", { role: "alert" });
   const button = h("button", { type: "submit", class: "primary" }, "Log in");
   const form = h(
-    "form", { class: "card login" },
+    "form",
+    { class: "card login" },
     h("h1", {}, h("img", { src: "/static/icon.svg", alt: "", width: 34, height: 34 }), "EasyScale"),
-    h("label", { for: "token" }, "Token"), field,
-    h("p", { class: "hint", id: "token-hint" }, "The first token is printed by ", h("code", {}, "easyscale up"), ". An admin makes more."),
-    trouble, h("div", { class: "actions" }, theme, button),
+    h("label", { for: "token" }, "Token"),
+    field,
+    h(
+      "p",
+      { class: "hint", id: "token-hint" },
+      "The first token is printed by ",
+      h("code", {}, "easyscale up"),
+      ". An admin makes more.",
+    ),
+    trouble,
+    h("div", { class: "actions" }, theme, button),
   );
   if (problem) fill(trouble, problemBox(new Refused(401, problem)));
   form.addEventListener("submit", async (event) => {

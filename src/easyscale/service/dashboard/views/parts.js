@@ -1,10 +1,19 @@
 // Pieces that several views show.
 
-import { h, write } from "/static/dom.js";
-import { announce } from "/static/dom.js";
+import { announce, h, write } from "/static/dom.js";
 
 export const ENDED = ["finished", "failed", "cancelled"];
-export const STATES = ["queued", "starting", "running", "pausing", "paused", "stopping", "finished", "failed", "cancelled"];
+export const STATES = [
+  "queued",
+  "starting",
+  "running",
+  "pausing",
+  "paused",
+  "stopping",
+  "finished",
+  "failed",
+  "cancelled",
+];
 
 /** The state as a word in a coloured pill; the word alone says it all. */
 export function pill(state) {
@@ -24,7 +33,13 @@ export function jobLink(id) {
 
 /** Nothing there: say so, and what to do. */
 export function empty(what, now, command = null) {
-  return h("div", { class: "empty" }, h("p", {}, what), now && h("p", { class: "hint" }, now), command && copyable(command));
+  return h(
+    "div",
+    { class: "empty" },
+    h("p", {}, what),
+    now && h("p", { class: "hint" }, now),
+    command && copyable(command),
+  );
 }
 
 /** A piece of code with a button that copies it. */
@@ -69,12 +84,17 @@ export function labelled(text, field, hint = null) {
 /** Choices of which one is taken: real radio buttons, drawn as a row. */
 export function choices(name, options, chosen, act, legend) {
   return h(
-    "fieldset", { class: "choices" }, h("legend", { class: "unseen" }, legend),
-    options.map(([value, text]) => h(
-      "label", {},
-      h("input", { type: "radio", name, value, checked: value === chosen, on: { change: () => act(value) } }),
-      h("span", {}, text),
-    )),
+    "fieldset",
+    { class: "choices" },
+    h("legend", { class: "unseen" }, legend),
+    options.map(([value, text]) =>
+      h(
+        "label",
+        {},
+        h("input", { type: "radio", name, value, checked: value === chosen, on: { change: () => act(value) } }),
+        h("span", {}, text),
+      ),
+    ),
   );
 }
 

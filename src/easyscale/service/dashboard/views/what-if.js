@@ -30,17 +30,61 @@ const FIRST = ["easyscale", "fifo", "backfill"];
 
 export function mount(root, { info }) {
   const trouble = h("div", { role: "alert" });
-  const result = h("div", { class: "result" }, empty("Nothing compared yet.", "Choose policies and run them on the present queue. Nothing changes in the cluster."));
+  const result = h(
+    "div",
+    { class: "result" },
+    empty(
+      "Nothing compared yet.",
+      "Choose policies and run them on the present queue. Nothing changes in the cluster.",
+    ),
+  );
   const boxes = POLICIES.map(([name, about]) => {
-    const box = h("input", { type: "checkbox", name: "policy", value: name, checked: FIRST.includes(name) || name === info.policy });
-    return { box, node: h("label", { class: "policy" }, box, h("span", {}, h("b", {}, name), name === info.policy && h("span", { class: "tag" }, "in use"), h("span", { class: "hint" }, about)) ) };
+    const box = h("input", {
+      type: "checkbox",
+      name: "policy",
+      value: name,
+      checked: FIRST.includes(name) || name === info.policy,
+    });
+    return {
+      box,
+      node: h(
+        "label",
+        { class: "policy" },
+        box,
+        h(
+          "span",
+          {},
+          h("b", {}, name),
+          name === info.policy && h("span", { class: "tag" }, "in use"),
+          h("span", { class: "hint" }, about),
+        ),
+      ),
+    };
   });
   const run = h("button", { type: "submit", class: "primary" }, "Run the comparison");
   const form = h(
-    "form", { class: "card", "aria-label": "Choose policies" },
-    h("fieldset", { class: "policies" }, h("legend", {}, `Policies, up to ${MOST}`), boxes.map((b) => b.node)), trouble, h("div", { class: "actions" }, run),
+    "form",
+    { class: "card", "aria-label": "Choose policies" },
+    h(
+      "fieldset",
+      { class: "policies" },
+      h("legend", {}, `Policies, up to ${MOST}`),
+      boxes.map((b) => b.node),
+    ),
+    trouble,
+    h("div", { class: "actions" }, run),
   );
-  fill(root, heading("What if?"), h("p", { class: "lead" }, "The simulator runs the jobs that wait and run now, once under each policy, in virtual time."), form, result);
+  fill(
+    root,
+    heading("What if?"),
+    h(
+      "p",
+      { class: "lead" },
+      "The simulator runs the jobs that wait and run now, once under each policy, in virtual time.",
+    ),
+    form,
+    result,
+  );
 
   let left = false;
   form.addEventListener("submit", async (event) => {
@@ -48,7 +92,15 @@ export function mount(root, { info }) {
     const chosen = boxes.filter(({ box }) => box.checked).map(({ box }) => box.value);
     fill(trouble);
     if (!chosen.length || chosen.length > MOST) {
-      fill(trouble, h("div", { class: "problem" }, h("p", { class: "what" }, chosen.length ? `${chosen.length} policies are too many.` : "No policy is chosen."), h("p", {}, `Choose 1 to ${MOST}.`)));
+      fill(
+        trouble,
+        h(
+          "div",
+          { class: "problem" },
+          h("p", { class: "what" }, chosen.length ? `${chosen.length} policies are too many.` : "No policy is chosen."),
+          h("p", {}, `Choose 1 to ${MOST}.`),
+        ),
+      );
       return;
     }
     run.disabled = true;
@@ -58,7 +110,7 @@ export function mount(root, { info }) {
       const comparison = await post("/what-if", { policies: chosen });
       if (left) return;
       fill(result, show(comparison, info.policy));
-      announce(`The comparison of ${count(chosen.length, "policy").replace("policys", "policies")} is there.`);
+      announce(`The comparison of ${count(chosen.length, "policy", "policies")} is there.`);
     } catch (error) {
       fill(trouble, problemBox(error));
     } finally {
@@ -71,19 +123,39 @@ export function mount(root, { info }) {
 }
 
 function show({ jobs, figures, note }, inUse) {
-  if (!jobs || !figures.length) return empty("Nothing to compare.", note || "There are no jobs that wait or run.", "easyscale submit --ests 4 -- train.py");
-  const rows = (pick, text) => figures.map((f) => ({ name: f.policy, value: f[pick], text: text(f[pick]), mark: f.policy === inUse && "in use" }));
+  if (!jobs || !figures.length)
+    return empty(
+      "Nothing to compare.",
+      note || "There are no jobs that wait or run.",
+      "easyscale submit --ests 4 -- train.py",
+    );
+  const rows = (pick, text) =>
+    figures.map((f) => ({ name: f.policy, value: f[pick], text: text(f[pick]), mark: f.policy === inUse && "in use" }));
   return [
-    h("h2", {}, `${count(jobs, "job")} under ${count(figures.length, "policy").replace("policys", "policies")}`), note && h("p", { class: "hint" }, note),
-    h("div", { class: "bar-row" },
-      bars("Average completion time", rows("jct", duration)), bars("Time until all are done", rows("makespan", duration)),
-      bars("Devices used", rows("utilization", percent), { least: false })),
-    h("div", { class: "card scroll", tabindex: "0", role: "region", "aria-label": "The comparison as a table" }, plainTable(
-      ["Policy", "Average completion", "Median completion", "All done after", "Devices used", "Switches a job"],
-      figures.map((f) => [
-        [h("b", {}, f.policy), f.policy === inUse && h("span", { class: "tag" }, "in use")], duration(f.jct), duration(f.median_jct), duration(f.makespan),
-        percent(f.utilization), number(f.switches),
-      ]), "The comparison",
-    )),
+    h("h2", {}, `${count(jobs, "job")} under ${count(figures.length, "policy", "policies")}`),
+    note && h("p", { class: "hint" }, note),
+    h(
+      "div",
+      { class: "bar-row" },
+      bars("Average completion time", rows("jct", duration)),
+      bars("Time until all are done", rows("makespan", duration)),
+      bars("Devices used", rows("utilization", percent), { least: false }),
+    ),
+    h(
+      "div",
+      { class: "card scroll", tabindex: "0", role: "region", "aria-label": "The comparison as a table" },
+      plainTable(
+        ["Policy", "Average completion", "Median completion", "All done after", "Devices used", "Switches a job"],
+        figures.map((f) => [
+          [h("b", {}, f.policy), f.policy === inUse && h("span", { class: "tag" }, "in use")],
+          duration(f.jct),
+          duration(f.median_jct),
+          duration(f.makespan),
+          percent(f.utilization),
+          number(f.switches),
+        ]),
+        "The comparison",
+      ),
+    ),
   ];
 }
