@@ -1,167 +1,73 @@
-"""A real service for tests: `easyscale up` in a process of its own, killed and started again as a test likes."""
+"""The real server with a fake desk, in a thread."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from easyscale.service.client import ServiceClient
-from easyscale.service.models import JobSpec, JobView
+import httpx
 
-SRC = Path(__file__).parents[2] / "src"
-START_SECONDS = 120.0
+from easyscale.service.http.app import make_app
+from easyscale.service.http.server import Server, address_of, config, listen
+from easyscale.service.http.settings import Settings
+from easyscale.service.metrics import Metrics
+from service.fake_people import FakePeople
+from service.fakes import FakeDesk, busy_desk
+
+USERS = ("root", "ann", "vic", "bob")
 
 
+@dataclass
 class Service:
-    """`folder`: of this test alone."""
+    url: str
+    desk: FakeDesk
+    people: FakePeople
+    metrics: Metrics
+    tokens: dict[str, str]
+    ids: dict[str, str]  # of the tokens
+    _clients: list[httpx.Client] = field(default_factory=list)
 
-    def __init__(self, folder: Path, devices: str = "v100:2,p100:2", *flags: str, policy: str = "easyscale") -> None:
-        self.folder, self.data = folder, folder / "data"
-        self._flags = ("--devices", devices, "--policy", policy, *flags)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._port = 0
-        self._client: ServiceClient | None = None
-        self.environment = {
-            **os.environ, "PYTHONPATH": str(SRC), "XDG_CONFIG_HOME": str(folder / "config"),
-            "EASYSCALE_DATA": str(self.data), "SECRET_OF_THE_SERVICE": "hunter2",
-        }  # fmt: skip
-        self.start()
+    def client(self, **headers: str) -> httpx.Client:
+        """Without a token; `verify` spares reading the system's certificates."""
+        client = httpx.Client(base_url=self.url, headers=headers, verify=False, trust_env=False, timeout=20.0)
+        self._clients.append(client)
+        return client
 
-    def __enter__(self) -> Service:
-        return self
+    def as_(self, user: str) -> httpx.Client:
+        return self.client(Authorization=f"Bearer {self.tokens[user]}")
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
 
-    # ------------------------------------------------------------------------------------ life
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
 
-    def start(self) -> None:
-        log = (self.folder / "up.log").open("ab")
-        with log:
-            self._process = subprocess.Popen(
-                (sys.executable, "-m", "easyscale", "up", "--port", str(self._port), *self._flags),
-                env=self.environment, cwd=self.folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        until(self._is_up, START_SECONDS, self.said)
-        self._port = int(self.connection["url"].rpartition(":")[2])
 
-    def _is_up(self) -> bool:
-        assert self._process is not None
-        assert self._process.poll() is None, self.said()
+@contextmanager
+def running(**settings: Any) -> Iterator[Service]:
+    desk, people, metrics = busy_desk(), FakePeople(), Metrics()
+    new = {user: people.add_token(user, "test", None) for user in USERS}
+    with listen("127.0.0.1", 0) as sock:
+        url = address_of(sock, "127.0.0.1", False)
+        port = sock.getsockname()[1]
+        app = make_app(desk, people, Settings(port=port, **settings), metrics)
+        ready = threading.Event()
+        server = Server(config(app), url, lambda _: ready.set())
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
+        thread.start()
+        assert ready.wait(20)
+        service = Service(
+            url, desk, people, metrics, {u: t.token for u, t in new.items()}, {u: t.id for u, t in new.items()}
+        )
         try:
-            here = json.loads((self.data / "service.json").read_text())
-            return here["pid"] == self._process.pid and self.client.ready()
-        except (OSError, ValueError):
-            return False
-
-    def kill(self) -> None:
-        """SIGKILL: nothing is tidied up."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
-    def stop(self) -> int:
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(60)
-
-    def end(self) -> None:
-        """No process of this service or of its jobs is left behind."""
-        if self._client is not None:
-            self._client.close()
-        if self._process is not None and self._process.poll() is None:
-            self.kill()
-        for pid in self.pids():
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-
-    def pids(self) -> list[int]:
-        """Leaders of the sessions of all masters and workers."""
-        found = []
-        for path in self.data.glob("runs/easyscale/jobs/*/**/*.json"):
-            try:
-                raw = json.loads(path.read_text())
-            except (OSError, ValueError):
-                continue
-            if isinstance(raw, dict) and "pid" in raw and Path(f"/proc/{raw['pid']}").exists():
-                found.append(int(raw["pid"]))
-        return found
-
-    # ------------------------------------------------------------------------------------ use
-
-    @property
-    def connection(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / "config" / "easyscale" / "connection.json").read_text())
-        return found
-
-    @property
-    def client(self) -> ServiceClient:
-        """Of its first user, an admin."""
-        if self._client is None:
-            self._client = ServiceClient(self.connection["url"], self.connection["token"])
-        return self._client
-
-    def said(self) -> str:
-        return (self.folder / "up.log").read_text()[-4000:]
-
-    def submit(self, script: Path, args: list[str] | None = None, **more: Any) -> str:
-        spec = JobSpec(name=more.pop("name", script.stem), script=script.name, workdir=str(script.parent),
-                       args=args or [], **more)  # fmt: skip
-        (job,) = self.client.submit(spec).jobs
-        return job
-
-    def until(self, job: str, true: Callable[[JobView], bool], seconds: float = 120.0) -> JobView:
-        client = self.client
-        view = client.job(job)
-        ends = time.monotonic() + seconds
-        while not true(view):
-            assert time.monotonic() < ends, f"{job} is {view.state} at step {view.step}: {view}\n{self.said()}"
-            time.sleep(0.2)
-            view = client.job(job)
-        return view
-
-    def finished(self, job: str, seconds: float = 240.0) -> JobView:
-        view = self.until(job, lambda view: view.ended is not None, seconds)
-        assert view.state == "finished", f"{view.error}\n{self.logs(job)}\n{self.said()}"
-        return view
-
-    def logs(self, job: str) -> str:
-        files = [*self.data.glob(f"runs/easyscale/jobs/{job}.*/logs/*")]
-        return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-2000:]}" for file in files)
-
-    def run(self, *command: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        """A command of the CLI, as a user types it."""
-        done = subprocess.run(
-            (sys.executable, "-m", "easyscale", *command), env=self.environment, cwd=self.folder, text=True,
-            capture_output=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert not ok or done.returncode == 0, done.stdout + done.stderr
-        return done
-
-
-def until(true: Callable[[], bool], seconds: float, otherwise: Callable[[], str] = lambda: "") -> None:
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends, otherwise()
-        time.sleep(0.1)
-
-
-def stock(script: Path, ests: int, args: list[str], environment: Mapping[str, str]) -> str:
-    """The fingerprint of the same script under stock DDP."""
-    report = script.parent / f"stock-{ests}-{abs(hash(tuple(args)))}.json"
-    subprocess.run(
-        (sys.executable, "-m", "easyscale", "run", "--engine", "ddp", "--ests", str(ests), "--quiet", "--report",
-         str(report), str(script), *args),
-        env=dict(environment), cwd=script.parent, check=True, capture_output=True, timeout=300,
-    )  # fmt: skip
-    found: str = json.loads(report.read_text())["fingerprint"]
-    return found
+            yield service
+        finally:
+            service.close()
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()

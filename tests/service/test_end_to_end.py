@@ -11,7 +11,7 @@ import pytest
 
 from easyscale.service.chronicle import replay
 from easyscale.service.store import open_store
-from service.running import Service, stock, until
+from service.real import Service, stock, until
 from service.training import SCRIPT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
