@@ -163,7 +163,7 @@ class _Reader:
                 now = f"it also stands on line {seen[key]}; keep one."
                 self._say(key_node, f"`{key}` comes twice.", now)
             elif known is not None and key not in known:
-                near = get_close_matches(key.replace("-", "_").lower(), known, n=3, cutoff=0.5)
+                near = get_close_matches(key.replace("-", "_").lower(), known, n=3, cutoff=0.6)
                 now = f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else (
                     f"the keys are {', '.join(known)}."
                 )  # fmt: skip
