@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from easyscale.core.errors import UsageError
+from easyscale.master.files import write_json
 from easyscale.service import connection, presence
 from easyscale.service.devices import Found, declared, discover
 from easyscale.service.fleet import LocalFleet
@@ -52,7 +53,7 @@ def run(options: UpOptions) -> None:
         )  # fmt: skip
         app = make_app(live, people, settings, metrics)
         with _announced(options, options.url(port)):
-            _connect(options, options.url(port), token, tls)
+            _connect(options, options.url(port), token, tls, people)
             live.start(devices)
             try:
                 serve(app, host=options.host, tls=tls, sock=sock, on_ready=lambda url: _say(options, url, live))
@@ -85,15 +86,29 @@ def _announced(options: UpOptions, url: str) -> Iterator[None]:
         presence.withdraw(options.data_dir)
 
 
-def _connect(options: UpOptions, url: str, token: str | None, tls: Tls | None) -> None:
+def _connect(options: UpOptions, url: str, token: str | None, tls: Tls | None, people: People) -> None:
     """Whoever started it first is its admin, and the commands of that user find it."""
-    known = connection.load()
+    known, fingerprint = connection.load(), tls.fingerprint if tls is not None and options.self_signed else None
+    if fingerprint is not None:
+        _print(options, f"The certificate's fingerprint is {fingerprint}.")
     if token is not None:
-        fingerprint = tls.fingerprint if tls is not None and options.self_signed else None
-        path = connection.save(connection.Connection(url=url, token=token, fingerprint=fingerprint))
-        _print(options, f"An admin {_name()} was made; the token is in {path}.")
+        _print(options, f"An admin {_name()} was made.")
+        _store(options, connection.Connection(url=url, token=token, fingerprint=fingerprint), known)
     elif known is None:
         _print(options, "No connection is stored for this user: `easyscale login` stores one, with a token of yours.")
+    elif known.token is not None and people.authenticate(known.token) is not None:
+        connection.save(connection.Connection(url=url, token=known.token, fingerprint=fingerprint))
+
+
+def _store(options: UpOptions, new: connection.Connection, known: connection.Connection | None) -> None:
+    """A login to another service is kept, and said: it is in nobody's way where the new one has a file of its own."""
+    if known is None or known.url == new.url:
+        _print(options, f"The token is in {connection.save(new)}, where commands find it.")
+        return
+    path = options.data_dir / "admin.json"
+    write_json(path, {"url": new.url, "token": new.token, "fingerprint": new.fingerprint})
+    _print(options, f"This user is logged in to {known.url}, and stays so; the token of this service is in {path}.")
+    _print(options, f"`easyscale login {new.url}` changes over to it.")
 
 
 def _say(options: UpOptions, url: str, live: Live) -> None:
