@@ -212,7 +212,7 @@ class FakeDesk:
         began = view.started or view.submitted
         return Series(
             points=[
-                Point(step=n, time=began + 0.5 * n, values={"loss": loss(n), "samples_per_second": speed_at(n)})
+                Point(step=n, time=began + 0.5 * n, values={"loss": loss(n), "steps_per_second": speed_at(n)})
                 for n in steps
             ]
         )

@@ -330,7 +330,14 @@ def thinned(path: Path, most: int) -> list[Point]:
         except ValueError:  # the last one is being written
             continue
         points.append(Point(step=raw["step"], time=raw.get("time", time.time()), values=_values(raw)))
-    return points
+    return [points[0], *map(_with_pace, points, points[1:])] if points else []
+
+
+def _with_pace(before: Point, point: Point) -> Point:
+    """How fast it was from one to the next, pauses included."""
+    seconds = point.time - before.time
+    pace = {"steps_per_second": (point.step - before.step) / seconds} if seconds > 0 else {}
+    return Point(step=point.step, time=point.time, values={**pace, **point.values})
 
 
 def _values(raw: Mapping[str, Any]) -> dict[str, float]:

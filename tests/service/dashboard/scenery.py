@@ -164,11 +164,11 @@ def curve(desk: SceneDesk, job: str, since: float, until: float, steps: int) -> 
         loss = 0.18 + 2.1 * math.exp(-step / (steps * 0.28)) + draw.gauss(0, 0.02)
         workers = next(len(plan.seats) for plan in reversed(plans) if plan.step <= step)
         speed = 880 * workers**0.93 + draw.gauss(0, 25)
-        values = {"loss": loss, "samples_per_second": speed, "accuracy": 1 - 0.9 * math.exp(-step / (steps * 0.35))}
+        values = {"loss": loss, "steps_per_second": speed, "accuracy": 1 - 0.9 * math.exp(-step / (steps * 0.35))}
         points.append(Point(step=step, time=since + (until - since) * i / 400, values=values))
     desk.points[job] = points
     last = points[-1].values
-    desk.change(job, loss=last["loss"], samples_per_second=last["samples_per_second"], step=steps)
+    desk.change(job, loss=last["loss"], samples_per_second=last["steps_per_second"], step=steps)
 
 
 def busy_cluster(now: float) -> SceneDesk:

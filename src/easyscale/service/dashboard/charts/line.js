@@ -9,7 +9,7 @@ const PAD = { left: 58, right: 12, top: 10, bottom: 24 };
 const MOST_ROWS = 60;
 
 const UNITS = { samples_per_second: "samples/s", steps_per_second: "steps/s", seconds: "s" };
-const TITLES = { samples_per_second: "Throughput", loss: "Loss", lr: "Learning rate" };
+const TITLES = { steps_per_second: "Throughput", loss: "Loss", lr: "Learning rate" };
 
 export const unit = (name) => UNITS[name] || "";
 export const titleOf = (name) => TITLES[name] || (name.charAt(0).toUpperCase() + name.slice(1)).replaceAll("_", " ");

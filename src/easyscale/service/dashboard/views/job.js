@@ -15,7 +15,7 @@ import { ENDED, choices, copyable, empty, setPill } from "/static/views/parts.js
 
 const POINTS = 400;
 const NOISE = new Set(["job-progressed", "job-proposed"]);
-const FIRST_METRICS = ["loss", "samples_per_second"];
+const FIRST_METRICS = ["loss", "steps_per_second"];
 
 export function mount(root, { info }, [id]) {
   const path = `/jobs/${part(id)}`;
