@@ -82,8 +82,8 @@ CUDA and build the model while the others train. Seconds as above: of a switch t
 next completed global step."""
 
 SIMULATOR = """Jobs from the generator under a policy (`benchmarks/simulator.py`): one type at 0.95 of what it can do
-(even), three types (mixed), three types at 1.1 (crowded). `none` looks at new jobs and free devices only: the engine alone.
-Bar: 60 s for 100,000 jobs on 10,000 devices under `easyscale`. Memory follows the active jobs."""
+(even), three types (mixed), three types at 1.1 (crowded). `none` looks at new jobs and free devices only:
+the engine alone. Bar: 60 s for 100,000 jobs on 10,000 devices under `easyscale`. Memory follows the active jobs."""
 PLANNER = """Processor time of one plan, each job solved for the first time (`benchmarks/planner.py`). Bar: 1 ms for
 64 ESTs on 64 devices of 4 types."""
 
