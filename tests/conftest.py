@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from raycluster import RayCluster, running_cluster
+
 # A shell that starts the tests in the background has them ignore SIGINT; the tests of signals need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -20,6 +22,13 @@ def _own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(folder))
         yield
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    """Started by the first test that asks for it."""
+    with running_cluster() as cluster:
+        yield cluster
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
