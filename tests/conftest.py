@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from raycluster import RayCluster, running_cluster
+
 # A shell that starts the tests in the background has them ignore SIGINT; the tests of signals need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,6 +25,13 @@ def _own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         for name in ("EASYSCALE_SERVER", "EASYSCALE_TOKEN", "EASYSCALE_CACERT", "EASYSCALE_STORE"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayCluster]:
+    """Started by the first test that asks for it."""
+    with running_cluster() as cluster:
+        yield cluster
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

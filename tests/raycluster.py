@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine for tests: a head and nodes that have an address each, all of them loopback.
 
 Each node is a raylet of its own with one device of a type that is a custom resource. It takes some ten seconds to
-start, so there is one for a whole test session.
+start, so there is one for a whole test session. Tests that use it are of one group, so that `-n 2` starts one of it.
 """
 
 from __future__ import annotations
@@ -22,20 +22,24 @@ SURROUNDINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's own future default; without it Ray warns
 }
+os.environ.update(SURROUNDINGS)  # now: Ray reads them when it is imported, and a driver must agree with its cluster
 STORE_BYTES = 80 << 20  # the least that Ray takes
+NODES = ("one", "two", "three")
+MARKS = (pytest.mark.slow, pytest.mark.xdist_group("ray"))
 
 
 class RayCluster:
     """`nodes` by name; `add` and `remove` while jobs run."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
         from ray.cluster_utils import Cluster
 
-        self._last = 1
-        self._cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 1, "node_ip_address": "127.0.0.1", **_settings()}
-        )
+        self._last, self._folder = 1, folder
         self.nodes: dict[str, Any] = {}
+        with self._surrounded():
+            self._cluster = Cluster(
+                initialize_head=True, head_node_args={"num_cpus": 1, "node_ip_address": "127.0.0.1", **_settings()}
+            )
 
     @property
     def address(self) -> str:
@@ -44,22 +48,37 @@ class RayCluster:
     def add(self, name: str, **resources: int) -> str:
         """A node with these devices; returns its id. It has the label `name`."""
         self._last += 1
-        node = self._cluster.add_node(
-            num_cpus=1, node_ip_address=f"127.0.0.{self._last}", resources=resources, labels={"name": name},
-            **_settings(),
-        )  # fmt: skip
+        with self._surrounded():
+            node = self._cluster.add_node(
+                num_cpus=1, node_ip_address=f"127.0.0.{self._last}", resources=resources, labels={"name": name},
+                **_settings(),
+            )  # fmt: skip
         self.nodes[name] = node
-        return str(node.node_id)
+        return self.id_of(name)
 
     def remove(self, name: str) -> None:
         """As if its power was cut: no process of it says goodbye."""
         self._cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
+
+    def id_of(self, name: str) -> str:
+        return str(self.nodes[name].node_id)
+
+    def name_of(self, node: str) -> str:
+        return next(name for name in self.nodes if self.id_of(name) == node)
 
     def shutdown(self) -> None:
         import ray
 
         ray.shutdown()
         self._cluster.shutdown()
+
+    @contextmanager
+    def _surrounded(self) -> Iterator[None]:
+        """What nodes inherit: our source, and a place for their files with a short name, as sockets need it."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_TMPDIR", self._folder)
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]))
+            yield
 
 
 def _settings() -> dict[str, Any]:
@@ -68,14 +87,11 @@ def _settings() -> dict[str, Any]:
 
 @contextmanager
 def running_cluster() -> Iterator[RayCluster]:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="es-ray-") as folder:
-        for name, value in SURROUNDINGS.items():
-            patch.setenv(name, value)
-        patch.setenv("RAY_TMPDIR", folder)  # short: the paths of sockets in there have a limit
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), *filter(None, [os.environ.get("PYTHONPATH")])]))
-        cluster = RayCluster()
+    """A head and three nodes with a v100 each."""
+    with tempfile.TemporaryDirectory(prefix="es-ray-") as folder:
+        cluster = RayCluster(folder)
         try:
-            for name in ("one", "two", "three"):
+            for name in NODES:
                 cluster.add(name, v100=1)
             yield cluster
         finally:

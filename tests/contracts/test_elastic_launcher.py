@@ -5,36 +5,65 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from easyscale.backends.apart import attach, process_start
+from easyscale.backends.apart import process_start
 from easyscale.backends.local import LocalLauncher
 from easyscale.core.cluster import Slot
 from easyscale.core.ports import ApartProcess, ElasticLauncher
 from easyscale.core.spec import Bounds, Target, WorkerSpec
 from easyscale.testing import FakeLauncher
+from elasticity import wait_until
+from raycluster import MARKS
 
 SLEEPER = (sys.executable, "-c", "import sys, time; print('up', flush=True); sys.stderr.write('x\\n'); time.sleep(60)")
+RAY = pytest.param("ray", marks=MARKS)
+
+Make = Callable[[Sequence[str]], ElasticLauncher]
 
 
-@pytest.fixture(params=["local", "fake"])
+@pytest.fixture(params=["local", RAY])
+def make(request: pytest.FixtureRequest) -> Make:
+    """A launcher of real processes, by the command that they run."""
+    if request.param == "local":
+        return lambda command: LocalLauncher(os.environ, command)
+    return ray_launchers(request)
+
+
+@pytest.fixture(params=["local", "fake", RAY])
 def launcher(request: pytest.FixtureRequest) -> ElasticLauncher:
-    return LocalLauncher(os.environ, SLEEPER) if request.param == "local" else FakeLauncher()
+    if request.param == "fake":
+        return FakeLauncher()
+    return LocalLauncher(os.environ, SLEEPER) if request.param == "local" else ray_launchers(request)(SLEEPER)
+
+
+def ray_launchers(request: pytest.FixtureRequest) -> Make:
+    from easyscale.backends.ray.launcher import RayLauncher
+
+    address = request.getfixturevalue("ray_cluster").address
+    return lambda command: RayLauncher("contract", os.environ, address=address, types=["v100"], command=command)
 
 
 @pytest.fixture
 def start(launcher: ElasticLauncher, tmp_path: Path) -> Callable[[], ApartProcess]:
-    return lambda: launcher.start_apart(
-        WorkerSpec(ests=1), Target("train.py"), tmp_path / "out.log", tmp_path / "err.log"
-    )
+    """A worker that runs: it has printed something, if it is real."""
+
+    def begin() -> ApartProcess:
+        out = tmp_path / "out.log"
+        worker = launcher.start_apart(WorkerSpec(ests=1), Target("train.py"), out, tmp_path / "err.log")
+        if not isinstance(launcher, FakeLauncher):
+            wait_until(lambda: "up" in out.read_text(), 60.0)
+        return worker
+
+    return begin
 
 
 def wait_for_end(worker: ApartProcess) -> None:
     if worker.ended is not None:
-        assert select.select([worker.ended], [], [], 30.0)[0]
+        assert select.select([worker.ended], [], [], 60.0)[0]
     assert worker.gone()
 
 
@@ -47,6 +76,26 @@ def test_a_worker_lives_until_it_is_killed_and_its_code_tells_how(start: Callabl
     worker.kill()  # nobody: no error
     worker.signal(signal.SIGTERM)
     worker.close()
+
+
+def test_a_signal_reaches_the_worker(make: Make, tmp_path: Path) -> None:
+    code = "import signal, time; signal.signal(15, lambda *a: exit(7)); print('up', flush=True); time.sleep(99)"
+    worker = make((sys.executable, "-c", code)).start_apart(
+        WorkerSpec(ests=1), Target("x"), tmp_path / "out", tmp_path / "err"
+    )
+    wait_until(lambda: "up" in (tmp_path / "out").read_text(), 60.0)
+    worker.signal(signal.SIGTERM)
+    wait_for_end(worker)
+    worker.close()
+    assert worker.code == 7
+
+
+def test_a_worker_can_be_killed_before_it_runs(launcher: ElasticLauncher, tmp_path: Path) -> None:
+    worker = launcher.start_apart(WorkerSpec(ests=1), Target("x"), tmp_path / "out", tmp_path / "err")
+    worker.kill()
+    wait_for_end(worker)
+    worker.close()
+    assert worker.code == -signal.SIGKILL
 
 
 def test_a_living_worker_can_be_found_again_and_a_dead_one_cannot(
@@ -64,12 +113,10 @@ def test_a_living_worker_can_be_found_again_and_a_dead_one_cannot(
     again.close()
 
 
-def test_output_goes_to_the_ends_of_two_private_files(tmp_path: Path) -> None:
+def test_output_goes_to_the_ends_of_two_private_files(make: Make, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("before\n")
     command = (sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr)")
-    worker = LocalLauncher(os.environ, command).start_apart(
-        WorkerSpec(ests=1), Target("x"), tmp_path / "out", tmp_path / "err"
-    )
+    worker = make(command).start_apart(WorkerSpec(ests=1), Target("x"), tmp_path / "out", tmp_path / "err")
     wait_for_end(worker)
     worker.close()
     assert (tmp_path / "out").read_text() == "before\nout\n"
@@ -103,25 +150,39 @@ def test_a_worker_sees_the_device_that_it_was_started_for(
     assert worker.code == 0
 
 
-def test_a_worker_outlives_its_launcher_and_the_next_one_only_knows_that_it_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["local", RAY])
+def test_a_worker_outlives_its_launcher(backend: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The next one finds it and can end it; a child's exit code is known to its parent alone."""
+    if backend == "local":
+        launcher = f"from easyscale.backends.local import LocalLauncher as L\nlauncher = L(os.environ, {SLEEPER!r})"
+        make: Make = lambda command: LocalLauncher(os.environ, command)  # noqa: E731
+    else:
+        address = request.getfixturevalue("ray_cluster").address
+        launcher = f"""from easyscale.backends.ray.launcher import RayLauncher as L
+launcher = L("contract", os.environ, address={address!r}, types=["v100"], command={SLEEPER!r})"""
+        make = ray_launchers(request)
     code = f"""
-import os, sys
+import os, sys, time
 from pathlib import Path
-from easyscale.backends.local import LocalLauncher
 from easyscale.core.spec import Target, WorkerSpec
-worker = LocalLauncher(os.environ, {SLEEPER!r}).start_apart(
-    WorkerSpec(ests=1), Target("x"), Path({str(tmp_path / "o")!r}), Path({str(tmp_path / "e")!r}))
+{launcher}
+out = Path({str(tmp_path / "o")!r})
+worker = launcher.start_apart(WorkerSpec(ests=1), Target("x"), out, Path({str(tmp_path / "e")!r}))
+while not out.read_text():
+    time.sleep(0.01)
 print(worker.pid, worker.started, flush=True)
 os._exit(0)
 """
     done = subprocess.run((sys.executable, "-c", code), capture_output=True, text=True, check=True)
     pid, started = done.stdout.split()
-    worker = attach(int(pid), started)
+    worker = make(SLEEPER).attach(int(pid), started)
     assert worker is not None
-    assert os.getsid(worker.pid) == worker.pid
+    assert not worker.gone()
+    if backend == "local":
+        assert os.getsid(worker.pid) == worker.pid
     worker.kill()
     wait_for_end(worker)
-    assert worker.code is None
+    assert worker.code == (None if backend == "local" else -signal.SIGKILL)
     worker.close()
 
 

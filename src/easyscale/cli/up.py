@@ -50,6 +50,7 @@ def up(
         typer.Option(metavar="URL", help=f"PostgreSQL or SQLite. Default: {STORE}, or SQLite in the data directory."),
     ] = None,
     backend: Annotated[Literal["local", "ray"], typer.Option(help="What starts workers.")] = "local",
+    ray_address: Annotated[str, typer.Option(metavar="ADDRESS", help="Of a Ray cluster: auto, or HOST:PORT.")] = "auto",
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate, in PEM form.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Its key.")] = None,
     tls: Annotated[str | None, typer.Option(metavar="self-signed", help="Make a certificate, and keep it.")] = None,
@@ -70,6 +71,7 @@ def up(
     options = up_options(
         data_dir=data_dir or default_data_dir(), host=host, port=port, names=tuple(name or ()), devices=devices,
         policy=policy, store=store or os.environ.get(STORE) or None, backend=backend, tls_cert=tls_cert,
+        ray_address=ray_address,
         tls_key=tls_key, tls=tls, open_metrics=open_metrics, detach=detach, quiet=quiet,
     )  # fmt: skip
     if (there := present(options.data_dir)) is not None:
@@ -125,7 +127,7 @@ def _flags(options: UpOptions) -> list[str]:
 
     flags = ["--data-dir", str(options.data_dir), "--host", options.host, "--port", str(options.port)]
     flags += [word for name in options.names for word in ("--name", name)]
-    flags += ["--policy", options.policy, "--backend", options.backend]
+    flags += ["--policy", options.policy, "--backend", options.backend, "--ray-address", options.ray_address]
     if options.devices is not None:
         flags += ["--devices", show(options.devices)]
     if options.tls_cert is not None and options.tls_key is not None:

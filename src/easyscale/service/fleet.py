@@ -18,9 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from easyscale.client import Address, JobClient, UnreachableError
-from easyscale.core.cluster import Slot
+from easyscale.core.cluster import Devices, Slot
 from easyscale.core.errors import EasyScaleError
 from easyscale.master.registry import JobFolder, JobResult
+from easyscale.service.devices import Found
 from easyscale.service.ports import Launch, Sight
 
 # Of the service's environment, what a job's processes get: what programs need to run at all, and nothing secret.
@@ -87,6 +88,13 @@ class LocalFleet:
         own = self.folder(job, 0)
         self._spawn(path, command, Path(record.cwd), self._surroundings({}, own))
 
+    def stock(self) -> list[Found] | None:
+        """None: its devices do not come and go by themselves."""
+        return None
+
+    def want(self, held: Devices, more: Devices) -> None:
+        """Nobody here could bring more."""
+
     def close(self) -> None:
         """The masters go on. Those that ended are collected, the others become the init process's."""
         for child in self._children.values():
@@ -103,9 +111,8 @@ class LocalFleet:
         result = folder.result()
         if result is not None:
             return _over(result)
-        child = self._children.get(path.name)
-        if folder.master() is None and child is not None and child.poll() is not None:
-            return Sight(state="gone", error=_last_words(path) or f"Its master ended with code {child.returncode}.")
+        if folder.master() is None and (code := self._ended(path.name)) is not None:
+            return Sight(state="gone", error=_last_words(path) or f"Its master ended with code {code}.")
         if _without_master(folder):
             return Sight(state="absent")
         state = folder.state()
@@ -134,6 +141,14 @@ class LocalFleet:
 
     # ------------------------------------------------------------------------------------ processes
 
+    def _ended(self, name: str) -> int | None:
+        """The exit code of a master that this process started; None: it runs, or another one started it."""
+        child = self._children.get(name)
+        return child.poll() if child is not None else None
+
+    def _flags(self, launch: Launch) -> list[str]:
+        return ["--quiet"]
+
     def _command(self, launch: Launch, own: Path) -> list[str]:
         spec, limits = launch.spec, launch.spec.limits
         given = {
@@ -147,7 +162,7 @@ class LocalFleet:
         }  # fmt: skip
         flags = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
         what = ["--module", spec.module] if spec.module is not None else [spec.script or ""]
-        return [spec.python or sys.executable, "-m", "easyscale", "run", *flags, "--quiet", *what, *spec.args]
+        return [spec.python or sys.executable, "-m", "easyscale", "run", *flags, *self._flags(launch), *what, *spec.args]
 
     def _surroundings(self, wanted: Mapping[str, str], own: Path) -> dict[str, str]:
         kept = {

@@ -33,6 +33,7 @@ class UpOptions:
     policy: str = "easyscale"
     store: str | None = None  # a URL; None: SQLite in the data directory
     backend: Backend = "local"
+    ray_address: str = "auto"
     tls_cert: Path | None = None
     tls_key: Path | None = None
     self_signed: bool = False  # a certificate of its own, kept in the data directory

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from easyscale.core.cluster import Slot
+from easyscale.core.cluster import Devices, Slot
 from easyscale.core.requests import JobStatus
+from easyscale.service.devices import Found
 from easyscale.service.models import (
     AuditView,
     ClusterView,
@@ -180,6 +181,12 @@ class Fleet(Protocol):
 
     def folder(self, job: str, run: int) -> Path:
         """Where its logs and metrics lie."""
+
+    def stock(self) -> list[Found] | None:
+        """The devices that are there now; None: they do not come and go by themselves."""
+
+    def want(self, held: Devices, more: Devices) -> None:
+        """Beside what jobs hold they could use more: whoever can bring devices may."""
 
     def close(self) -> None:
         """The service leaves; the masters stay."""

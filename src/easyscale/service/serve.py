@@ -63,9 +63,16 @@ def run(options: UpOptions) -> None:
 
 def _fleet(options: UpOptions) -> tuple[Fleet, list[Found]]:
     if options.backend == "ray":
-        raise UsageError(
-            "The service does not run on Ray yet.", "only `easyscale run --backend ray` does.", "use --backend local."
-        )
+        from easyscale.service.ray_fleet import RayFleet
+
+        if options.devices is not None:
+            raise UsageError(
+                "--devices does not go with --backend ray.",
+                "devices are what Ray's nodes say: custom resources by type, or GPUs.",
+                "leave it out, and start nodes with `ray start --resources '{\"v100\": 2}'`.",
+            )
+        fleet = RayFleet(options.data_dir, options.ray_address)
+        return fleet, fleet.stock()
     return LocalFleet(options.data_dir), declared(options.devices) if options.devices is not None else discover()
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import socket
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +26,7 @@ NAMESPACE = "easyscale"
 NODE_LABEL = "ray.io/node-id"
 ACCELERATOR = "accelerator_type:"
 REACH_SECONDS = 5.0  # for a connection to a head node that is there
+INIT_SECONDS = 30.0  # to become a driver, which takes a second
 TASK_SECONDS = 30.0  # for a first small task on a node, which starts a process there
 _BUILT_IN = frozenset(("CPU", "GPU", "TPU", "memory", "object_store_memory"))
 
@@ -39,13 +41,7 @@ def connect(address: str = "auto") -> str:
         )
     if not ray.is_initialized():
         _check_reachable(os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address)
-        try:
-            ray.init(
-                address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR,
-                configure_logging=False,
-            )  # fmt: skip
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError, ray.exceptions.RayError) as problem:
-            raise _unreachable(address, _first_line(problem)) from None
+        _init(address)
         _keep_quiet()
     return str(ray.get_runtime_context().gcs_address)
 
@@ -53,6 +49,11 @@ def connect(address: str = "auto") -> str:
 def own_address() -> str:
     """The address by which other nodes reach this one."""
     return str(ray.util.get_node_ip_address())
+
+
+def here() -> str:
+    """The node that this process is on."""
+    return str(ray.get_runtime_context().get_node_id())
 
 
 def nodes() -> list[Mapping[str, Any]]:
@@ -224,6 +225,32 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((match[1].strip("[]"), int(match[2])), timeout=REACH_SECONDS).close()
     except (OSError, OverflowError) as problem:
         raise _unreachable(address, str(getattr(problem, "strerror", None) or problem)) from None
+
+
+def _init(address: str) -> None:
+    """On a thread: where the two do not agree on how drivers prove who they are, Ray waits for ever."""
+    problems: list[BaseException] = []
+
+    def begin() -> None:
+        try:
+            ray.init(
+                address=address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR,
+                configure_logging=False,
+            )  # fmt: skip
+        except BaseException as problem:
+            problems.append(problem)
+
+    thread = threading.Thread(target=begin, name="ray init", daemon=True)
+    thread.start()
+    thread.join(INIT_SECONDS)
+    if thread.is_alive():
+        raise _unreachable(
+            address,
+            f"something listens there, but it took no driver in {INIT_SECONDS:g} seconds: it is no Ray head node, or "
+            "RAY_AUTH_MODE is not the same there and here.",
+        )
+    if problems:
+        raise _unreachable(address, _first_line(problems[0])) from None
 
 
 def _unreachable(address: str, why: str) -> EasyScaleError:
