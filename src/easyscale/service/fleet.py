@@ -162,7 +162,8 @@ class LocalFleet:
         }  # fmt: skip
         flags = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
         what = ["--module", spec.module] if spec.module is not None else [spec.script or ""]
-        return [spec.python or sys.executable, "-m", "easyscale", "run", *flags, *self._flags(launch), *what, *spec.args]
+        python = spec.python or sys.executable
+        return [python, "-m", "easyscale", "run", *flags, *self._flags(launch), *what, *spec.args]
 
     def _surroundings(self, wanted: Mapping[str, str], own: Path) -> dict[str, str]:
         kept = {

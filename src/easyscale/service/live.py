@@ -28,6 +28,7 @@ from easyscale.service.reading import Reading
 from easyscale.service.records import News
 from easyscale.service.snapshots import Snapshots
 from easyscale.service.state import Device, Job
+from easyscale.service.stock import Stock, compare
 from easyscale.service.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Live(Reading):
         self.snapshots = Snapshots(folder / "snapshots")
         self.fleet, self._folder, self._clock, self._version = fleet, folder, clock, version
         self._watch = Watch(self.book.news, clock)
+        self._stock = Stock(fleet, self.book.news)
         self._carrier = Carrier(fleet, self._launch, self._begin_run)
         self._thread: threading.Thread | None = None
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -75,7 +77,7 @@ class Live(Reading):
     def start(self, devices: Sequence[Found]) -> None:
         """Say what devices there are now, and begin the rounds."""
         self.book.begin(self.policy, self._version)
-        self._take_stock(devices)
+        self._write(compare(self.book.state, devices, self.book.news, "it is not there after a start of the service"))
         self._rounded = time.monotonic()
         self._thread = threading.Thread(target=self._rounds, name="live", daemon=True)
         self._thread.start()
@@ -87,6 +89,7 @@ class Live(Reading):
         if self._thread is not None:
             self._thread.join(30.0)
             self.book.write([self.book.news("service-stopped", version=self._version)])
+        self._stock.close()
         self._carrier.close()
 
     def ready(self) -> str | None:
@@ -94,24 +97,6 @@ class Live(Reading):
         if self._thread is not None and silent > STUCK:
             return f"The loop has not made a round for {silent:.0f} seconds."
         return self._trouble
-
-    def _take_stock(self, devices: Sequence[Found]) -> None:
-        known, here = self.book.state.devices, {found.slot.id: found for found in devices}
-        news = [
-            self.book.news(
-                "device-added", id=name, kind=found.slot.kind, node=found.slot.node, memory_gb=found.memory_gb,
-                uuid=found.slot.uuid,
-            )
-            for name, found in here.items()
-            if name not in known
-        ]  # fmt: skip
-        for name, device in known.items():
-            if name not in here and device.standing != "lost":
-                news.append(self.book.news("device-lost", id=name, why="it is not there after a start of the service"))
-            elif name in here and device.standing == "lost":
-                news.append(self.book.news("device-found", id=name, why="it is there again"))
-        if news:
-            self.book.write(news)
 
     # ------------------------------------------------------------------------------------ the rounds
 
@@ -146,6 +131,7 @@ class Live(Reading):
                 self._count(found)
             self._write(news)
             self._write(self._due())
+            self._write(self._stock.look(book.state, book.scheduler.cluster))
         self._decide()
         with book.lock:
             self._carrier.carry(book.state)

@@ -1,4 +1,4 @@
-"""Masters and workers of jobs on a Ray cluster: the folders stay with the service, the processes go where Ray has room."""
+"""Masters and workers of jobs on a Ray cluster: folders stay with the service, workers go to the node of their device."""
 
 from __future__ import annotations
 

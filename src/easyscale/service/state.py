@@ -26,6 +26,7 @@ class Device:
     lent: bool = False
     standing: Literal["in", "drained", "lost", "away"] = "in"
     by: float | None = None  # when it must be free
+    by_hand: bool = False  # someone said that it is lost: it stays so until someone says otherwise
     job: str | None = None  # that it is assigned to
 
     @property
@@ -164,7 +165,7 @@ class State:
         elif kind == "device-called":
             device.standing, device.by = "away", body["by"]
         elif kind == "device-lost":
-            device.standing, device.by = "lost", None
+            device.standing, device.by, device.by_hand = "lost", None, "user" in body
             if device.job is not None:
                 job = self.jobs[device.job]
                 self._assign(job, tuple(other for other in job.assigned if other != device.slot.id), now)
