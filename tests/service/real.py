@@ -22,9 +22,12 @@ START_SECONDS = 120.0
 class Service:
     """`folder`: of this test alone."""
 
-    def __init__(self, folder: Path, devices: str = "v100:2,p100:2", *flags: str, policy: str = "easyscale") -> None:
+    def __init__(
+        self, folder: Path, devices: str | None = "v100:2,p100:2", *flags: str, policy: str = "easyscale"
+    ) -> None:
+        """`devices` None: those that are found."""
         self.folder, self.data = folder, folder / "data"
-        self._flags = ("--devices", devices, "--policy", policy, *flags)
+        self._flags = (*(("--devices", devices) if devices is not None else ()), "--policy", policy, *flags)
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
         self._client: ServiceClient | None = None

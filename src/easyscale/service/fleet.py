@@ -146,6 +146,10 @@ class LocalFleet:
         child = self._children.get(name)
         return child.poll() if child is not None else None
 
+    def _keeps(self, name: str) -> bool:
+        """A variable of the service's own environment that jobs get."""
+        return name in KEPT or name.startswith(KEPT_PREFIXES)
+
     def _flags(self, launch: Launch) -> list[str]:
         return ["--quiet"]
 
@@ -166,11 +170,7 @@ class LocalFleet:
         return [python, "-m", "easyscale", "run", *flags, *self._flags(launch), *what, *spec.args]
 
     def _surroundings(self, wanted: Mapping[str, str], own: Path) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in self._environment.items()
-            if name in KEPT or name.startswith(KEPT_PREFIXES)
-        }  # fmt: skip
+        kept = {name: value for name, value in self._environment.items() if self._keeps(name)}
         return {**kept, **wanted, "TMPDIR": str(own / "tmp"), "XDG_RUNTIME_DIR": str(self._runtime)}
 
     def _spawn(self, folder: Path, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Masters and workers of jobs on a Ray cluster: folders stay with the service, workers go to the node of their device."""
+"""Masters and workers of jobs on a Ray cluster: folders stay with the service, workers go to their device's node."""
 
 from __future__ import annotations
 
@@ -39,6 +39,10 @@ class RayFleet(LocalFleet):
         for process in self._processes.values():
             process.close()
         super().close()
+
+    def _keeps(self, name: str) -> bool:
+        """Ray's settings must agree on all sides. A token is read from Ray's file, not from the environment."""
+        return super()._keeps(name) or (name.startswith("RAY_") and "TOKEN" not in name)
 
     def _flags(self, launch: Launch) -> list[str]:
         return [*super()._flags(launch), "--backend", "ray", "--ray-address", self._address]
