@@ -46,6 +46,7 @@ class Command:
 
 
 ALL = tuple(range(1, 9))
+LOSSES = (0, 1, 2, 5)  # tenths: what larger batches lose, x in b^-x
 CLAIMS: dict[str, tuple[Command, ...]] = {
     "baselines": (
         Command(
@@ -77,19 +78,21 @@ CLAIMS: dict[str, tuple[Command, ...]] = {
     ),
     "batch": (
         Command(
-            name="", text="easyscale trace generate --jobs 300 --load 4 --seed $N --output jobs.csv", workloads=ALL
+            name="",
+            text="awk -v x=0.$N 'BEGIN { print \"name,submit,devices,min,steps,seconds,gradients_mb,link_gb_s,batch,"
+            'batch_loss"; for (n = 0; n < 60; n++) print "j" n "," 60*n ",8,4,1800,0.05,400,2.5,1:8," x }\' > jobs.csv',
+            workloads=LOSSES,
         ),
-        Command(name="", text="sed '1s/$/,batch/; 2,$s/$/,1:8/' jobs.csv > jobs-$N.csv", workloads=ALL),
         Command(
             name="batch and devices",
-            text="easyscale simulate --trace jobs-$N.csv --cluster v100:64 --policy elastic-batch",
-            workloads=ALL,
+            text="easyscale simulate --trace jobs.csv --cluster v100:16 --policy elastic-batch",
+            workloads=LOSSES,
         ),
         Command(
             name="devices alone",
-            text="easyscale simulate --trace jobs-$N.csv --cluster v100:64 --policy elastic-batch"
+            text="easyscale simulate --trace jobs.csv --cluster v100:16 --policy elastic-batch"
             " --set elastic-batch.scale=false",
-            workloads=ALL,
+            workloads=LOSSES,
         ),
     ),
     "serving": (

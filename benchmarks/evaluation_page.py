@@ -286,10 +286,7 @@ def claims() -> str:
         }  # fmt: skip
         parts += [words.CLAIM_SIDECAR, commands(claim), of_claim(claim, figures)]
     if claim := found.get("batch"):
-        figures = {
-            "JCT, s": over("jct"), "makespan, s": over("makespan"), "jobs an hour": over("per_hour", "{:.1f}"),
-        }  # fmt: skip
-        parts += [words.BATCH, commands(claim), of_claim(claim, figures)]
+        parts += [words.BATCH, commands(claim), batches(claim)]
     if claim := found.get("serving"):
         figures = {
             "added by training": over("gained", "{:+.1%}"), "against the service alone": more_than_alone,
@@ -297,6 +294,21 @@ def claims() -> str:
         }  # fmt: skip
         parts += [words.CLAIM_SERVING.format(alone=f"{service_alone():.1%}"), commands(claim), of_claim(claim, figures)]
     return "\n".join(parts)
+
+
+def batches(claim: Row) -> str:
+    """By what larger batches lose."""
+    rows = []
+    for tenths in dict.fromkeys(row["workload"] for row in claim["rows"]):
+        of = {row["how"]: row for row in claim["rows"] if row["workload"] == tenths}
+        both, alone = of["batch and devices"], of["devices alone"]
+        rows.append([
+            f"0.{tenths}", *(f"{one['per_hour']['mean']:.1f}" for one in (both, alone)),
+            f"{both['per_hour']['mean'] / alone['per_hour']['mean']:.2f}",
+            *(f"{one['jct']['mean']:,.0f}" for one in (both, alone)),
+        ])  # fmt: skip
+    heads = ["x", "jobs an hour, batch and devices", "devices alone", "ratio", "JCT, s, both", "devices alone"]
+    return table(heads, rows)
 
 
 def own_live(claim: Row, name: str) -> Callable[[Sequence[Row]], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from easyscale.core.errors import UsageError
+from easyscale.planner.model import EstSpeed
 from easyscale.simulator.readers import FORMATS, guess, read
+from easyscale.simulator.readers.assumed import REDUCTION
 from easyscale.simulator.readers.rows import Names
 from easyscale.simulator.workload import Workload
 
@@ -285,6 +288,19 @@ def test_our_csv_says_all_that_a_job_needs(tmp_path: Path) -> None:
     assert (needs.types, needs.priority, needs.tenant, needs.batch) == (("v100", "t4"), 5, "us", (0.5, 4.0))
     assert (job.work, job.kind, job.application) == (500.0, "v100", "bert")
     assert job.speed.rate({"v100": 1}) == pytest.approx(1 / (8 * 0.2))
+
+
+def test_what_a_job_exchanges_and_loses_with_its_batch_decides_its_speed(tmp_path: Path) -> None:
+    head = "name,submit,devices,steps,seconds,gradients_mb,link_gb_s,batch,batch_loss\n"
+    path = written(tmp_path, "jobs.csv", head + "a,0,4,10,0.1,,,1:4,\nb,0,4,10,0.1,400,2.5,1:4,0.5\n")
+    plain, slow = (job.speed for job in read(path).arrivals)
+    assert isinstance(plain, EstSpeed)
+    assert isinstance(slow, EstSpeed)
+    assert slow.reduction == replace(REDUCTION, bytes=4e8, seconds_per_byte=4e-10)
+    assert plain.reduction == REDUCTION
+    assert (plain.batch_loss, slow.batch_loss) == (0.0, 0.5)
+    assert plain.rate({"v100": 4}) > 2 * slow.rate({"v100": 4})
+    assert "gradients_mb" in refused(written(tmp_path, "bad.csv", head + "a,0,4,10,0.1,-1,,,\n"))
 
 
 def test_our_yaml_says_the_same_with_defaults(tmp_path: Path) -> None:

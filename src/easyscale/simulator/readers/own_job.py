@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
 from easyscale.core.cluster import Level, Needs
 from easyscale.planner.model import EstSpeed
+from easyscale.planner.reduction import Reduction
 from easyscale.planner.speed import Speed
 from easyscale.simulator.profiles import elasticflow_rates
 from easyscale.simulator.readers.assumed import Assumptions, Maker
@@ -18,8 +19,10 @@ from easyscale.simulator.workload import Arrival, Past
 
 NAMES = (
     "name", "submit", "devices", "duration", "steps", "ests", "min", "max", "gang", "level", "types", "kind", "seconds",
-    "memory", "priority", "tenant", "application", "batch", "batch_size", "queued", "status", "attempts",
+    "memory", "priority", "tenant", "application", "batch", "batch_size", "batch_loss", "gradients_mb",
+    "link_gb_s", "queued", "status", "attempts",
 )  # fmt: skip
+SPEEDS = ("seconds", "application", "batch_size", "batch_loss", "gradients_mb", "link_gb_s")  # what a speed follows
 CONTRADICTION = "its limits contradict each other"
 Fields = Mapping[str, str]  # what a job says; what it does not say is missing or empty
 Tables = Mapping[str, str | Path]  # device type -> folder of ElasticFlow tables
@@ -56,13 +59,24 @@ class Smith:
         )
 
     def _speed(self, said: Fields, needs: Needs, kind: str) -> Speed:
-        texts = said.get("seconds"), said.get("application"), said.get("batch_size")
-        key = needs.ests, needs.level, kind, needs.types, *texts
+        key = needs.ests, needs.level, kind, needs.types, *map(said.get, SPEEDS)
         if key not in self._speeds:
+            loss = number(said["batch_loss"], "batch_loss", least=0) if said.get("batch_loss") else 0.0
             self._speeds[key] = self._measured(said) or EstSpeed(
-                needs.ests, self._seconds(said, needs, kind), self.maker.assumptions.reduction, needs.level
+                needs.ests, self._seconds(said, needs, kind), self._reduction(said), needs.level, loss
             )
         return self._speeds[key]
+
+    def _reduction(self, said: Fields) -> Reduction | None:
+        """What it says of its gradients and links; of the rest what is assumed."""
+        size, link = said.get("gradients_mb"), said.get("link_gb_s")
+        assumed = self.maker.assumptions.reduction
+        if not size and not link:
+            return assumed
+        found = assumed or Reduction()
+        if size:
+            found = replace(found, bytes=positive(size, "gradients_mb") * 1e6)
+        return replace(found, seconds_per_byte=1e-9 / positive(link, "link_gb_s")) if link else found
 
     def _measured(self, said: Fields) -> Speed | None:
         """From the tables, where the application is in one."""
