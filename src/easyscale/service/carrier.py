@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -53,10 +54,11 @@ class Carrier:
 
     fleet: Fleet
     launch_of: Callable[[Job, tuple[Slot, ...]], Launch]
-    begin: Callable[[Job, int], None]  # write down that a run begins
+    begin: Callable[[Sequence[tuple[Job, int]]], None]  # write down that these runs begin
     clock: Callable[[], float] = time.monotonic
     cares: dict[str, Care] = field(default_factory=dict)
     _began: float | None = None  # when it first met a run that it had not seen
+    _sitters: Counter[str] = field(default_factory=Counter)  # by device, in this round: how many runs use it
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(16, "carry"))
 
     # ------------------------------------------------------------------------------------ looking
@@ -64,7 +66,7 @@ class Carrier:
     def look(self, state: State) -> list[tuple[Job, Sight]]:
         """What is new of the active runs. Begins the next looks; never waits."""
         now, found = self.clock(), []
-        active = [job for job in state.living.values() if job.active]
+        active = [job for job in state.busy.values() if job.active]
         pause = max(LOOK_SECONDS, len(active) / LOOKS_A_SECOND)
         for job in active:
             care = self.care(job)
@@ -92,9 +94,6 @@ class Carrier:
         """The run has ended: its devices are free."""
         self.cares.pop(job.id, None)
 
-    def used_by_others(self, job: Job) -> set[str]:
-        return {device for other, care in self.cares.items() if other != job.id for device in care.uses}
-
     def in_use(self) -> set[str]:
         return {device for care in self.cares.values() for device in care.uses}
 
@@ -114,16 +113,21 @@ class Carrier:
         now = self.clock()
         for care in self.cares.values():
             self._answered(care, now)
+        self._sitters = Counter(device for care in self.cares.values() for device in care.uses)
         blocked = self._is_blind(state, now)
-        for job in list(state.living.values()):
+        ready = []
+        for job in state.busy.values():
             if job.active:
                 self._steer(state, job, now, blocked)
-            elif job.wish == "run" and job.assigned and not blocked:
-                self._start(state, job, now)
+            elif job.wish == "run" and job.assigned and not blocked and (begins := self._startable(job, now)):
+                ready.append((job, begins))
+        if ready:
+            self._start(state, ready)
 
     def _is_blind(self, state: State, now: float) -> bool:
         """After a start of the service nobody gets a device before all runs were seen once, or were silent for long."""
-        if all(self.care(job).sight is not None or self.care(job).uses for job in state.living.values() if job.active):
+        cares = (self.care(job) for job in state.busy.values() if job.active)
+        if all(care.sight is not None or care.uses for care in cares):
             return False
         if self._began is None:
             self._began = now
@@ -138,7 +142,8 @@ class Carrier:
             if job.wish == "run" and job.assigned and not blocked:
                 slots = self._slots(state, job)
                 self._call(care, self.fleet.launch, self.launch_of(job, slots))
-                care.commanded, care.uses = job.assigned, frozenset(job.assigned)
+                care.commanded = job.assigned
+                self._sit(care, frozenset(job.assigned))
         elif sight.state == "masterless":
             self._call(care, self.fleet.adopt, job.id, job.run)
             care.not_before = now + ADOPT_AGAIN
@@ -159,33 +164,50 @@ class Carrier:
                 return
             care.not_before = now + RESTORE
         slots = tuple(state.devices[device].slot for device in target)
-        care.commanded, care.uses = target, care.uses | frozenset(target)
+        care.commanded = target
+        self._sit(care, care.uses | frozenset(target))
         self._call(care, self.fleet.place, job.id, job.run, slots)
 
-    def _start(self, state: State, job: Job, now: float) -> None:
-        waiting = self.cares.get(job.id)
-        if waiting is None or waiting.run != job.run + 1:
-            waiting = self.cares[job.id] = Care(job.run + 1)
-        if now < waiting.not_before:
-            return
-        target = self._reachable(job, waiting, now)
+    def _startable(self, job: Job, now: float) -> Care | None:
+        """Of a job whose devices can be had: they are its own from now on."""
+        care = self.cares.get(job.id)
+        if care is None or care.run != job.run + 1:
+            care = self.cares[job.id] = Care(job.run + 1)
+        if now < care.not_before:
+            return None
+        target = self._reachable(job, care, now)
         if target is None or len(target) < job.needs().least:
-            return
-        self.begin(job, job.run + 1)
-        waiting.commanded, waiting.uses = target, frozenset(target)
-        slots = tuple(state.devices[device].slot for device in target)
-        self._call(waiting, self.fleet.launch, self.launch_of(job, slots))
+            return None
+        care.commanded = target
+        self._sit(care, frozenset(target))
+        return care
+
+    def _start(self, state: State, ready: list[tuple[Job, Care]]) -> None:
+        """Many at once are written down at once: each time costs a write to the disk."""
+        try:
+            self.begin([(job, care.run) for job, care in ready])
+        except EasyScaleError:
+            for job, _ in ready:
+                del self.cares[job.id]
+            raise
+        for job, care in ready:
+            slots = tuple(state.devices[device].slot for device in care.commanded or ())
+            self._call(care, self.fleet.launch, self.launch_of(job, slots))
 
     def _reachable(self, job: Job, care: Care, now: float) -> tuple[str, ...] | None:
         """Its devices that nobody else sits on; None: wait a little for the others."""
-        taken = self.used_by_others(job)
-        free = tuple(device for device in job.assigned if device not in taken)
+        free = tuple(device for device in job.assigned if self._sitters[device] <= (device in care.uses))
         if len(free) == len(job.assigned):
             care.wanted_since = None
             return free
         if care.wanted_since is None:
             care.wanted_since = now
         return free if now - care.wanted_since > PATIENCE else None
+
+    def _sit(self, care: Care, devices: frozenset[str]) -> None:
+        self._sitters.subtract(care.uses - devices)
+        self._sitters.update(devices - care.uses)
+        care.uses = devices
 
     def _is_short(self, care: Care, now: float) -> bool:
         """It trains on fewer devices than it was told, and that has lasted: a worker was lost."""

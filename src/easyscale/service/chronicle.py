@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from easyscale.core.cluster import DeviceKind
 from easyscale.scheduler.loop import Change, Scheduler
 from easyscale.scheduler.policies import make
 from easyscale.scheduler.state import Cluster
 from easyscale.service.bridge import events_of
-from easyscale.service.choosing import choose
+from easyscale.service.choosing import Seating
 from easyscale.service.ports import Log
 from easyscale.service.records import News, Record
 from easyscale.service.state import State
@@ -77,14 +77,9 @@ class Chronicle:
                 return None
             changes = self.scheduler.decide(now)
             news = [self.news("decided", at=now, changes=plain(changes))]
-            devices = {name: replace(device) for name, device in self.state.devices.items()} if changes else {}
+            seating = Seating(self.state.devices.values() if changes else ())
             for change in changes:
-                held = choose(devices, change.job, change.devices)
-                for name, device in devices.items():
-                    if device.job == change.job and name not in held:
-                        device.job = None
-                for name in held:
-                    devices[name].job = change.job
+                held = seating.give(change.job, change.devices)
                 news.append(self.news("job-allocated", change.job, devices=list(held)))
             self.write(news)
             return changes

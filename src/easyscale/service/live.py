@@ -62,7 +62,7 @@ class Live(Reading):
         self.snapshots = Snapshots(folder / "snapshots")
         self.fleet, self._folder, self._clock, self._version = fleet, folder, clock, version
         self._watch = Watch(self.book.news, clock)
-        self._carrier = Carrier(fleet, self._launch, self._begin_run)
+        self._carrier = Carrier(fleet, self._launch, self._begin_runs)
         self._thread: threading.Thread | None = None
         self._wake, self._stop = threading.Event(), threading.Event()
         self._rounded = time.monotonic()
@@ -185,8 +185,8 @@ class Live(Reading):
         now = self._clock()
         return [
             self.book.news("job-late", job.id)
-            for job in self.book.state.living.values()
-            if job.spec.deadline is not None and not job.late and job.spec.deadline.timestamp() < now
+            for job in self.book.state.dated.values()
+            if job.spec.deadline is not None and job.spec.deadline.timestamp() < now
         ]
 
     def _left(self) -> list[News]:
@@ -201,9 +201,11 @@ class Live(Reading):
             if device.slot.id not in used and device.job is None
         ]
 
-    def _begin_run(self, job: Job, run: int) -> None:
-        folder = str(self.fleet.folder(job.id, run))
-        self.book.write([self.book.news("job-starting", job.id, run=run, folder=folder)])
+    def _begin_runs(self, runs: Sequence[tuple[Job, int]]) -> None:
+        self.book.write([
+            self.book.news("job-starting", job.id, run=run, folder=str(self.fleet.folder(job.id, run)))
+            for job, run in runs
+        ])  # fmt: skip
 
     def _launch(self, job: Job, slots: tuple[Slot, ...]) -> Launch:
         spec = job.spec

@@ -113,6 +113,8 @@ class State:
     devices: dict[str, Device] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)  # in the order of their submission
     living: dict[str, Job] = field(default_factory=dict)  # those that have not ended
+    busy: dict[str, Job] = field(default_factory=dict)  # of these, those that run or have devices: few of many
+    dated: dict[str, Job] = field(default_factory=dict)  # of these, those with a deadline that they have not missed
     teams: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     policy: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -150,6 +152,7 @@ class State:
             self.policy = body["policy"]
         elif job is not None:
             self._job(job, record)
+            self._sort_in(job)
 
     def _device(self, kind: str, body: Mapping[str, Any], now: float) -> None:
         if kind == "device-added":
@@ -168,6 +171,7 @@ class State:
             if device.job is not None:
                 job = self.jobs[device.job]
                 self._assign(job, tuple(other for other in job.assigned if other != device.slot.id), now)
+                self._sort_in(job)
         elif kind in ("device-undrain", "device-found"):
             device.standing, device.by = "in", None
         elif kind == "device-lent":
@@ -185,6 +189,16 @@ class State:
             total=spec.max_steps or spec.steps,
         )  # fmt: skip
         self.jobs[job.id] = self.living[job.id] = job
+        if spec.deadline is not None:
+            self.dated[job.id] = job
+
+    def _sort_in(self, job: Job) -> None:
+        if job.end is None and (job.active or job.assigned):
+            self.busy[job.id] = job
+        else:
+            self.busy.pop(job.id, None)
+        if job.end is not None or job.late:
+            self.dated.pop(job.id, None)
 
     def _job(self, job: Job, record: Record) -> None:
         body = record.body
