@@ -163,12 +163,12 @@ class Reading:
     def records(self, after: int, limit: int, job: str | None = None, newest: bool = False) -> RecordPage:
         log, last = self.book.log, self.book.state.seq
         if newest:
-            found = [record for record in log.records(0, 4 * limit, job, True) if _tells(record)][-limit:]
+            found = [record for record in log.records(0, 4 * limit, job, True) if tells(record)][-limit:]
             return RecordPage(records=[view(record) for record in found], last=last)
         found = []
         while len(found) < limit:
             page = list(log.records(after, MOST_RECORDS, job))
-            found += [record for record in page if _tells(record)]
+            found += [record for record in page if tells(record)]
             if len(page) < MOST_RECORDS:
                 break
             after = page[-1].seq
@@ -318,7 +318,7 @@ def _types(devices: Sequence[DeviceView]) -> list[TypeView]:
     return found
 
 
-def _tells(record: Record) -> bool:
+def tells(record: Record) -> bool:
     """A decision that changed nothing is written down for the replay alone."""
     return record.kind != "decided" or bool(record.body["changes"])
 
