@@ -26,6 +26,15 @@ def choose(devices: Mapping[str, Device], job: str, wanted: Devices) -> tuple[st
     return tuple(chosen)
 
 
+def is_there(devices: Mapping[str, Device], job: str, wanted: Devices) -> bool:
+    """Whether so many of each type can be chosen for this job."""
+    for kind, count in wanted.items():
+        mine = sum(d.kind == kind and d.job in (job, None) and d.standing == "in" for d in devices.values())
+        if mine < count:
+            return False
+    return True
+
+
 def _gather(free: list[Device], near: Counter[str], count: int) -> list[str]:
     """From machines where it is already, then from the machine with the fewest that are enough, else with the most."""
     found: list[str] = []
