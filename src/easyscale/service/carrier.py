@@ -10,12 +10,13 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
 from easyscale.core.cluster import Slot
+from easyscale.core.errors import EasyScaleError
 from easyscale.service.ports import Fleet, Launch, Sight
 from easyscale.service.state import Job, State
 
@@ -64,7 +65,7 @@ class Carrier:
 
     fleet: Fleet
     launch_of: Callable[[Job, tuple[Slot, ...]], Launch]
-    begin: Callable[[Job, int], None]  # write down that a run begins
+    begin: Callable[[Sequence[tuple[Job, int]]], None]  # write down that these runs begin
     clock: Callable[[], float] = time.monotonic
     cares: dict[str, Care] = field(default_factory=dict)
     _sitters: Counter[str] = field(default_factory=Counter)  # by device, in this round: how many runs use it
@@ -126,11 +127,14 @@ class Carrier:
             else:
                 del self.cares[name]
         self._sitters = Counter(device for care in self.cares.values() for device in care.uses)
-        for job in list(state.busy.values()):
+        ready = []
+        for job in state.busy.values():
             if job.active:
                 self._steer(state, job, now)
-            elif job.wish == "run" and job.assigned:
-                self._start(state, job, now)
+            elif job.wish == "run" and (begins := self._startable(job, now)):
+                ready.append((job, begins))
+        if ready:
+            self._start(state, ready)
 
     def _steer(self, state: State, job: Job, now: float) -> None:
         care = self.care(job)
@@ -188,18 +192,28 @@ class Carrier:
         care.not_before, care.stopping = now + STOP_AGAIN, True
         self._call(care, partial(self.fleet.stop, now=late), job.id, job.run)
 
-    def _start(self, state: State, job: Job, now: float) -> None:
-        waiting = self.cares.get(job.id)
-        if waiting is None or waiting.run != job.run + 1:
-            waiting = self.cares[job.id] = Care(job.run + 1)
-        target = self._reachable(job, waiting, now)
+    def _startable(self, job: Job, now: float) -> Care | None:
+        """Of a job whose devices can be had: they are its own from now on."""
+        care = self.cares.get(job.id)
+        if care is None or care.run != job.run + 1:
+            care = self.cares[job.id] = Care(job.run + 1)
+        target = self._reachable(job, care, now)
         if target is None or len(target) < job.least:
-            return
-        self.begin(job, job.run + 1)
-        waiting.target = target
-        waiting.maybe = frozenset(target)
-        self._sit(waiting, waiting.maybe)
-        self._call(waiting, self.fleet.launch, self.launch_of(job, _slots(state, target)))
+            return None
+        care.target, care.maybe = target, frozenset(target)
+        self._sit(care, care.maybe)
+        return care
+
+    def _start(self, state: State, ready: list[tuple[Job, Care]]) -> None:
+        """Many at once are written down at once: each time costs a write to the disk."""
+        try:
+            self.begin([(job, care.run) for job, care in ready])
+        except EasyScaleError:
+            for job, _ in ready:
+                del self.cares[job.id]
+            raise
+        for job, care in ready:
+            self._call(care, self.fleet.launch, self.launch_of(job, _slots(state, care.target or ())))
 
     def _reachable(self, job: Job, care: Care, now: float) -> tuple[str, ...] | None:
         """Its devices that nobody else sits on; None: wait a little for the others."""

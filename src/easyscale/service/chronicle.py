@@ -10,18 +10,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from easyscale.core.cluster import DeviceKind, Devices
+from easyscale.core.cluster import DeviceKind
 from easyscale.scheduler.loop import Change, Scheduler
 from easyscale.scheduler.policies import make
 from easyscale.scheduler.state import Cluster
 from easyscale.service.bridge import events_of
-from easyscale.service.choosing import choose, is_there
+from easyscale.service.choosing import Seating
 from easyscale.service.errors import StoreError
 from easyscale.service.ports import Log
 from easyscale.service.records import News, Record
-from easyscale.service.state import Device, State
+from easyscale.service.state import State
 
 logger = logging.getLogger(__name__)
 
@@ -116,25 +116,12 @@ class Chronicle:
         wanted_back = {d.job: None for d in self.state.devices.values() if d.job is not None and d.standing != "in"}
         if not changes and not wanted_back:
             return []
-        devices = {name: replace(device) for name, device in self.state.devices.items()}
-        news = [self._choose(devices, change.job, change.devices) for change in changes]
+        seating = Seating(self.state.devices.values())
+        given = [(change.job, seating.give(change.job, change.devices)) for change in changes]
         for job in wanted_back:
-            mine = [device for device in devices.values() if device.job == job]
-            counts: dict[str, int] = {}
-            for device in mine:
-                counts[device.kind] = counts.get(device.kind, 0) + 1
-            if any(device.standing != "in" for device in mine) and is_there(devices, job, counts):
-                news.append(self._choose(devices, job, counts))
-        return news
-
-    def _choose(self, devices: dict[str, Device], job: str, wanted: Devices) -> News:
-        held = choose(devices, job, wanted)
-        for name, device in devices.items():
-            if device.job == job and name not in held:
-                device.job = None
-        for name in held:
-            devices[name].job = job
-        return self.news("job-allocated", job, devices=list(held))
+            if seating.sits_on_wanted(job) and (moved := seating.moved(job)) is not None:
+                given.append((job, moved))
+        return [self.news("job-allocated", job, devices=list(devices)) for job, devices in given]
 
     def _fold(self, record: Record) -> None:
         hear(self.scheduler, self.state, record)

@@ -65,7 +65,7 @@ class Live(Wishes):
         self.fleet, self._folder, self._clock, self._version = fleet, folder, clock, version
         self._watch = Watch(self.book.news, clock)
         self._carrier = Carrier(
-            fleet, self._launch, self._begin_run, ticks, pool=pool or ThreadPoolExecutor(16, "carry")
+            fleet, self._launch, self._begin_runs, ticks, pool=pool or ThreadPoolExecutor(16, "carry")
         )  # fmt: skip
         self._thread: threading.Thread | None = None
         self._wake, self._stop = threading.Event(), threading.Event()
@@ -233,9 +233,11 @@ class Live(Wishes):
             if device.slot.id not in used and device.job is None
         ]
 
-    def _begin_run(self, job: Job, run: int) -> None:
-        folder = str(self.fleet.folder(job.id, run))
-        self.book.write([self.book.news("job-starting", job.id, run=run, folder=folder)])
+    def _begin_runs(self, runs: Sequence[tuple[Job, int]]) -> None:
+        self.book.write([
+            self.book.news("job-starting", job.id, run=run, folder=str(self.fleet.folder(job.id, run)))
+            for job, run in runs
+        ])  # fmt: skip
 
     def _launch(self, job: Job, slots: tuple[Slot, ...]) -> Launch:
         spec = job.spec

@@ -11,11 +11,12 @@ from typing import Any, Literal
 from easyscale.core.cluster import Devices
 from easyscale.planner.proposals import Asker, Proposal, grow, shrink
 from easyscale.planner.wire import speed_of_plain
-from easyscale.scheduler.waiting import why_waits
+from easyscale.scheduler.waiting import waiting_by_priority, why_waits
 from easyscale.service.carrier import Carrier
 from easyscale.service.chronicle import Chronicle
 from easyscale.service.errors import NotFoundError
 from easyscale.service.models import (
+    ENDED,
     Allocation,
     ClusterView,
     Comparison,
@@ -40,7 +41,7 @@ from easyscale.service.models import (
 from easyscale.service.ports import Fleet, JobQuery
 from easyscale.service.records import Record
 from easyscale.service.sentences import sentence
-from easyscale.service.state import Device, Job
+from easyscale.service.state import Device, Job, State
 from easyscale.service.what_if import compare
 
 RANK = {"running": 0, "starting": 1, "stopping": 2, "pausing": 3, "queued": 4, "paused": 5}
@@ -55,15 +56,20 @@ class Reading:
     policy: str
     backend: str
     _carrier: Carrier
+    _line: tuple[int, Mapping[int, int]] = (-1, {})  # up to a record: how many jobs of each priority wait
 
     # ------------------------------------------------------------------------------------ jobs
 
     def jobs(self, query: JobQuery) -> JobPage:
         with self.book.lock:
-            found = [job for job in self.book.state.jobs.values() if _matches(job, query)]
-            found.sort(key=_ORDERS[query.order], reverse=query.order == "-submitted")
+            found = _found(self.book.state, query)
+            if query.order in _ORDERS:
+                found.sort(key=_ORDERS[query.order])
+            elif query.order == "-submitted":
+                found.reverse()
             page = found[query.offset : query.offset + query.limit]
-            return JobPage(jobs=[JobRow(**self._row(job)) for job in page], total=len(found))
+            rows = [self._row(job) for job in page]
+        return JobPage(jobs=[JobRow(**row) for row in rows], total=len(found))
 
     def job(self, job: str) -> JobView:
         with self.book.lock:
@@ -108,9 +114,13 @@ class Reading:
             return None
         if job.assigned:
             return "Its devices are being freed by the jobs that held them."
-        cluster = self.book.scheduler.cluster
+        cluster, seq = self.book.scheduler.cluster, self.book.state.seq
         inside = cluster.jobs.get(job.id)
-        return why_waits(cluster, inside, self.policy) if inside is not None else None
+        if inside is None:
+            return None
+        if self._line[0] != seq:
+            self._line = seq, waiting_by_priority(cluster)
+        return why_waits(cluster, inside, self.policy, self._line[1])
 
     def _expected_end(self, job: Job) -> float | None:
         inside = self.book.scheduler.cluster.jobs.get(job.id)
@@ -233,13 +243,25 @@ class Reading:
         return compare(jobs, capacity, cluster.kinds, policies)
 
 
+# Jobs are kept in the order of their submission, and sorting keeps it among those that are equal.
 _ORDERS: dict[str, Callable[[Job], Any]] = {
-    "submitted": lambda job: job.submitted,
-    "-submitted": lambda job: job.submitted,
-    "name": lambda job: (job.spec.name, job.submitted),
+    "name": lambda job: job.spec.name,
     "state": lambda job: (RANK.get(job.word, 9), -job.submitted),
-    "priority": lambda job: (-job.spec.priority, job.submitted),
+    "priority": lambda job: -job.spec.priority,
 }
+AT_WORK = {"running", "starting", "stopping", "pausing"}
+
+
+def _found(state: State, query: JobQuery) -> list[Job]:
+    """In the order of their submission. There may be very many: those that cannot match are not looked at."""
+    words, among = set(query.states), list(state.jobs.values())
+    if words and words <= AT_WORK:
+        among = sorted(state.busy.values(), key=lambda job: job.submitted)
+    elif words and words.isdisjoint(ENDED):
+        among = list(state.living.values())
+    if not words and query.team is query.user is query.text is None:
+        return among
+    return [job for job in among if _matches(job, query)]
 
 
 def _matches(job: Job, query: JobQuery) -> bool:
