@@ -242,6 +242,14 @@ class FakeFleet:
     def stop(self, job: str, run: int, *, now: bool = False) -> None:
         with self._lock:
             self._called("stop")
+            if (job, run) in self._over:
+                return
+            if (job, run) not in self.runs:  # it has not begun, and never will
+                self._over[job, run] = _sight(state="ended", exit_code=128 + signal.SIGTERM)
+                return
+            if now and job in self.silent:
+                self._end(self.runs[job, run], _sight(state="gone"))
+                return
             found, time = self._living(job, run), self.clock()
             if found.stops is not None:
                 return

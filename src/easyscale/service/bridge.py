@@ -84,7 +84,7 @@ def _device(state: State, record: Record) -> Iterable[Event]:
         yield DevicesCalledBack(time=now, devices=one, by=body.get("by") or now)
     elif record.kind == "device-lost":
         yield from _lost(device, now)
-    elif record.kind in ("device-undrain", "device-found") and not inside:
+    elif (record.kind == "device-undrain" or (record.kind == "device-found" and device.back == "in")) and not inside:
         yield DevicesLent(time=now, devices=one) if device.lent else DevicesAdded(time=now, devices=one)
     elif record.kind == "device-lent" and not inside:
         yield DevicesLent(time=now, devices=one)
@@ -126,6 +126,8 @@ def _resumed(state: State, job: Job, record: Record) -> Iterable[Event]:
     if job.wish == "pause":
         yield _entering(job, record.time, state.start_seconds())
         yield JobProgressed(time=record.time, job=job.id, done=float(job.step))
+        if job.limit is not None:
+            yield JobProposed(time=record.time, job=job.id, speed=_speed(job.speed), limit=job.limit)
 
 
 def _left(state: State, job: Job, record: Record) -> Iterable[Event]:
@@ -133,8 +135,11 @@ def _left(state: State, job: Job, record: Record) -> Iterable[Event]:
 
 
 def _without_devices(state: State, job: Job, record: Record) -> Iterable[Event]:
+    """It waits again, and that is a reason to decide: nothing else may happen for long."""
     if job.assigned:
         yield Allocated(time=record.time, job=job.id, devices={})
+    least = 1 if job.gang else job.min_workers
+    yield JobChanged(time=record.time, job=job.id, min_workers=least, max_workers=job.max_workers)
 
 
 def _allocated(state: State, job: Job, record: Record) -> Iterable[Event]:

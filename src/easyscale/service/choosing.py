@@ -48,6 +48,18 @@ class Seating:
             self._held[job] = chosen
         return names
 
+    def sits_on_wanted(self, job: str) -> bool:
+        return any(device.standing != "in" for device in self._held.get(job, ()))
+
+    def moved(self, job: str) -> tuple[str, ...] | None:
+        """As many of each type as it holds, without those that are wanted back; None: there are not enough others."""
+        wanted = Counter(device.kind for device in self._held[job])
+        for kind, count in wanted.items():
+            mine = sum(device.kind == kind and device.standing == "in" for device in self._held[job])
+            if mine + sum(map(len, self._free.get(kind, {}).values())) < count:
+                return None
+        return self.give(job, wanted)
+
     def _let_go(self, device: Device) -> None:
         if device.standing == "in":
             self._free.setdefault(device.kind, {}).setdefault(device.slot.node, []).append(device)

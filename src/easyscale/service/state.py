@@ -25,6 +25,7 @@ class Device:
     memory_gb: float | None = None
     lent: bool = False
     standing: Literal["in", "drained", "lost", "away"] = "in"
+    back: Literal["in", "drained", "away"] = "in"  # a lost one: what it is when it is found again
     by: float | None = None  # when it must be free
     job: str | None = None  # that it is assigned to
 
@@ -56,6 +57,7 @@ class Job:
     max_workers: int = 1
     bound: str | None = None  # the type that it began on
     assigned: tuple[str, ...] = ()
+    reach: frozenset[str] = frozenset()  # devices that its present run may have been told to use, at any time
     run: int = 0  # how often it was started
     active: bool = False  # its last run has not ended, as far as is known
     training: bool = False  # that run has completed a step
@@ -81,6 +83,15 @@ class Job:
     pauses: list[float] = field(default_factory=list)
 
     @property
+    def gang(self) -> bool:
+        """Exactly so many devices or none. The bits of D0 are those of one plan, which is never changed."""
+        return self.spec.gang or self.spec.determinism == "D0"
+
+    @property
+    def least(self) -> int:
+        return self.max_workers if self.gang else self.min_workers
+
+    @property
     def over(self) -> bool:
         return self.end is not None
 
@@ -100,9 +111,9 @@ class Job:
         spec = self.spec
         types = (self.bound,) if self.bound is not None else tuple(spec.types) if spec.types is not None else None
         return Needs(
-            ests=spec.ests, min_workers=1 if spec.gang else self.min_workers, max_workers=self.max_workers,
+            ests=spec.ests, min_workers=1 if self.gang else self.min_workers, max_workers=self.max_workers,
             level=spec.determinism, types=types, memory_gb=spec.memory_gb,
-            gang=self.max_workers if spec.gang else None, priority=spec.priority, tenant=self.team,
+            gang=self.max_workers if self.gang else None, priority=spec.priority, tenant=self.team,
         )  # fmt: skip
 
 
@@ -167,12 +178,16 @@ class State:
         elif kind == "device-called":
             device.standing, device.by = "away", body["by"]
         elif kind == "device-lost":
+            if device.standing != "lost":
+                device.back = device.standing
             device.standing, device.by = "lost", None
             if device.job is not None:
                 job = self.jobs[device.job]
                 self._assign(job, tuple(other for other in job.assigned if other != device.slot.id), now)
                 self._sort_in(job)
-        elif kind in ("device-undrain", "device-found"):
+        elif kind == "device-found":
+            device.standing, device.by = device.back, None
+        elif kind == "device-undrain":
             device.standing, device.by = "in", None
         elif kind == "device-lent":
             device.standing, device.by, device.lent = "in", None, True
@@ -217,7 +232,7 @@ class State:
                 self._assign(job, (), record.time)
             case "starting":
                 job.run, job.active, job.training, job.told = body["run"], True, False, record.time
-                job.began = record.time
+                job.began, job.reach = record.time, frozenset(job.assigned)
                 job.started = job.started or record.time
             case "running":
                 job.training = True
@@ -278,6 +293,8 @@ class State:
                 self.open[new] = Span(new, job.id, now)
                 self.spans.append(self.open[new])
         job.assigned = devices
+        if job.active:
+            job.reach |= frozenset(devices)
         if devices and job.bound is None and job.spec.determinism != "D2":
             job.bound = self.devices[devices[0]].kind
         if len(self.spans) > MOST_SPANS:
