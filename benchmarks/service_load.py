@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import random
-import re
 import tempfile
 import time
 from collections.abc import Sequence
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
+from parts.clients import Caller, Listener
 from parts.fake_service import FakeService
 
 from easyscale.service.chronicle import replay
@@ -34,15 +33,12 @@ from easyscale.service.reading import tells
 from easyscale.service.store import open_store
 
 RESULTS = Path(__file__).parent / "results" / "service-load.json"
-API = "/api/v1"
 ARRAY = 1000
 SINGLES = 0.1  # of the jobs are submitted one by one
 PAUSE = 2.0  # seconds between two questions of a client, in the mean
 ASKED = (("list", 0.4), ("job", 0.3), ("cluster", 0.2), ("submit", 0.1))
 SIZES = (1, 1, 1, 2, 2, 4, 8)
 SETTLE = 15.0  # seconds for the first starts
-NEXT_ID = re.compile(rb"^id: (\d+)$", re.MULTILINE)
-TIME = re.compile(rb'"time":([0-9.e+]+)')
 Row = dict[str, Any]
 
 
@@ -77,12 +73,11 @@ class Load:
             "ests": self.chance.choice(SIZES), "steps": self.chance.randint(600, 12_000), **more,
         }  # fmt: skip
 
-    def client(self) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=self.clients + 20, max_keepalive_connections=self.clients + 20)
-        return httpx.AsyncClient(base_url=self.service.url, limits=limits, timeout=60.0, trust_env=False)
+    def caller(self, number: int) -> Caller:
+        return Caller(self.service.url, self.token(number))
 
-    def bearer(self, number: int) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.service.tokens[number % len(self.service.tokens)]}"}
+    def token(self, number: int) -> str:
+        return self.service.tokens[number % len(self.service.tokens)]
 
     # ------------------------------------------------------------------------------------ what is done
 
@@ -90,67 +85,62 @@ class Load:
         singles = int(jobs * SINGLES)
         sizes = [ARRAY] * ((jobs - singles) // ARRAY)
         arrays = [self.spec(array=size) for size in [*sizes, (jobs - singles) - sum(sizes)] if size]
-        async with self.client() as client:
-            for what, specs in (("arrays", arrays), ("one by one", [self.spec() for _ in range(singles)])):
-                if not specs:
-                    continue
-                before, began, took = self.service.use(), time.perf_counter(), list[float]()
-                queue = list(enumerate(specs))
-                await asyncio.gather(*(self._send(client, queue, took) for _ in range(20 if what != "arrays" else 1)))
-                seconds = time.perf_counter() - began
-                count = sum(spec.get("array", 1) for spec in specs)
-                self.note(
-                    f"submit {count:,} jobs, {what}", per_s=round(count / seconds),
-                    cpu_ms_a_job=round((self.service.use()["cpu_s"] - before["cpu_s"]) / count * 1000, 2),
-                    **percentiles(took),
-                )  # fmt: skip
+        for what, specs in (("arrays", arrays), ("one by one", [self.spec() for _ in range(singles)])):
+            before, began, took = self.service.use(), time.perf_counter(), list[float]()
+            count = sum(spec.get("array", 1) for spec in specs)
+            await asyncio.gather(*(self._send(n, specs, took) for n in range(20 if what != "arrays" else 1)))
+            seconds, processor = time.perf_counter() - began, self.service.use()["cpu_s"] - before["cpu_s"]
+            self.note(
+                f"submit {count:,} jobs, {what}", per_s=round(count / seconds),
+                cpu_ms_a_job=round(processor / max(1, count) * 1000, 2), **percentiles(took),
+            )  # fmt: skip
 
-    async def _send(self, client: httpx.AsyncClient, queue: list[tuple[int, Row]], took: list[float]) -> None:
-        while queue:
-            number, spec = queue.pop()
-            began = time.perf_counter()
-            answer = await client.post(f"{API}/jobs", json=spec, headers=self.bearer(number))
+    async def _send(self, number: int, specs: list[Row], took: list[float]) -> None:
+        caller = self.caller(number * 7)
+        while specs:
+            spec, began = specs.pop(), time.perf_counter()
+            status, body = await caller.ask("/jobs", spec)
             took.append(time.perf_counter() - began)
-            assert answer.status_code == 201, answer.text
-            self.jobs += answer.json()["jobs"]
+            assert status == 201, body
+            self.jobs += json.loads(body)["jobs"]
+        caller.close()
 
     async def poll(self, what: str, pause: float, seconds: float) -> None:
         """Each client asks on its own; nobody waits for the others."""
         took: dict[str, list[float]] = {name: [] for name, _ in ASKED}
         began, before, end = time.time(), self.service.use(), time.monotonic() + seconds
-        async with self.client() as client:
-            await asyncio.gather(*(self._ask(client, n, pause, end, took) for n in range(self.clients)))
+        own = time.process_time()
+        await asyncio.gather(*(self._ask(n, pause, end, took) for n in range(self.clients)))
+        own = time.process_time() - own
         wall, processor = time.time() - began, self.service.use()["cpu_s"] - before["cpu_s"]
         for name, times in took.items():
             self.note(f"{what}: {name}", **percentiles(times))
         count = sum(map(len, took.values()))
         self.note(
-            f"{what}: all", answers=count, per_s=round(count / wall), cpu_of_service=round(processor / wall, 2)
+            f"{what}: all", answers=count, per_s=round(count / wall), cpu_of_service=round(processor / wall, 2),
+            cpu_ms_an_answer=round(processor / count * 1000, 1), cpu_of_clients=round(own / wall, 2),
         )  # fmt: skip
         self._loop(what, began)
 
-    async def _ask(
-        self, client: httpx.AsyncClient, number: int, pause: float, end: float, took: dict[str, list[float]]
-    ) -> None:
+    async def _ask(self, number: int, pause: float, end: float, took: dict[str, list[float]]) -> None:
+        caller = self.caller(number)
         chance, names, weights = random.Random(number), *zip(*ASKED, strict=True)
         await asyncio.sleep(chance.uniform(0.0, pause))
         while time.monotonic() < end:
             name = chance.choices(names, weights)[0]
             began = time.perf_counter()
-            if name == "submit":
-                answer = await client.post(f"{API}/jobs", json=self.spec(), headers=self.bearer(number))
-            else:
-                path = {"list": "/jobs", "cluster": "/cluster", "job": f"/jobs/{chance.choice(self.jobs)}"}[name]
-                answer = await client.get(API + path, headers=self.bearer(number))
+            path = {"job": f"/jobs/{chance.choice(self.jobs)}", "cluster": "/cluster"}.get(name, "/jobs")
+            status, body = await caller.ask(path, self.spec() if name == "submit" else None)
             took[name].append(time.perf_counter() - began)
-            assert answer.status_code in (200, 201, 429), answer.text
+            assert status in (200, 201), body
             await asyncio.sleep(chance.uniform(0.5, 1.5) * pause)
+        caller.close()
 
     async def stream(self, count: int, seconds: float) -> None:
         """All of them get all records from one moment on, each once and in order."""
         with closing(open_store(self.service.folder, existing=True)) as store:
             after, began, before = store.last(), time.time(), self.service.use()
-            found = [Listener(self.service.url, self.bearer(n), after) for n in range(count)]
+            found = [Listener(self.service.url, self.token(n), after) for n in range(count)]
             tasks = [asyncio.create_task(one.listen()) for one in found]
             await asyncio.sleep(seconds)
             processor, last, ends = self.service.use()["cpu_s"] - before["cpu_s"], store.last(), time.monotonic() + 30
@@ -179,34 +169,6 @@ class Load:
     def memory(self, when: str) -> None:
         use = self.service.use()
         self.note(f"process {when}", rss_mb=round(use["rss_mb"]), files=use["files"], threads=use["threads"])
-
-
-@dataclass
-class Listener:
-    """One event stream, read with as little work as can be."""
-
-    url: str
-    headers: dict[str, str]
-    after: int
-    seqs: list[int] = field(default_factory=list)
-    delays: list[float] = field(default_factory=list)
-
-    async def listen(self) -> None:
-        host, _, port = self.url.removeprefix("http://").partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port), limit=2**22)
-        head = "".join(f"{name}: {value}\r\n" for name, value in self.headers.items())
-        writer.write(f"GET {API}/stream?after={self.after} HTTP/1.1\r\nHost: {host}\r\n{head}\r\n".encode())
-        try:
-            first = await reader.readuntil(b"\r\n\r\n")
-            assert b" 200 " in first.split(b"\r\n", 1)[0], first
-            rest = b""
-            while part := await reader.read(2**20):
-                whole, mark, rest = (rest + part).rpartition(b"\n\n")
-                self.seqs += map(int, NEXT_ID.findall(whole))
-                if mark and (times := TIME.findall(whole)):
-                    self.delays.append(time.time() - float(times[-1]))
-        finally:
-            writer.close()
 
 
 async def measure(load: Load, jobs: int) -> None:

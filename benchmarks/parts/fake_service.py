@@ -34,6 +34,7 @@ from easyscale.service.http.settings import Settings
 from easyscale.service.live import Live
 from easyscale.service.metrics import Metrics
 from easyscale.service.people import People
+from easyscale.service.serve import settle
 from easyscale.service.store import open_store
 from easyscale.testing import FakeFleet
 
@@ -118,12 +119,13 @@ def main() -> None:
         live.round = clocked.wrap("round", live.round)  # type: ignore[method-assign]
         port = sock.getsockname()[1]
         app = make_app(live, People(store), Settings(port=port, spool=folder), metrics)
+        settle()
         live.start(devices_of(options.devices))
         writer = threading.Thread(target=write_samples, args=(folder / "samples.jsonl", clocked, stop))
         writer.start()
 
         def ready(url: str) -> None:
-            (folder / "here.json").write_text(json.dumps({"pid": os.getpid(), "url": url, **fold}))
+            (folder / "here.json").write_text(json.dumps({"url": url, **fold}))
 
         try:
             serve(app, sock=sock, on_ready=ready)

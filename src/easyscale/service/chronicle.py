@@ -1,4 +1,4 @@
-"""The log, what is folded from it, and the scheduler that hears of it: one lock, one order.
+"""The log, what is folded from it, and the scheduler that hears of it: one after the other, in one order.
 
 A record is durable before it has any effect. The scheduler is told by `bridge`, so that whoever has the log can let
 another scheduler hear the same and see the same decisions (`replay`).
@@ -29,11 +29,15 @@ Plain = list[list[object]]
 
 
 class Chronicle:
-    """Fold the log, then `write` and `decide`. `state` and `scheduler` are for reading, under `lock`."""
+    """Fold the log, then `write` and `decide`. `state` and `scheduler` are for reading, under `lock`.
+
+    Who looks before it writes holds `writing` (and takes it first): nothing changes meanwhile. `lock` is held for the
+    moments of a change alone, so that readers wait neither for the disk nor for a policy that thinks.
+    """
 
     def __init__(self, log: Log, policy: str, clock: Callable[[], float] = time.time) -> None:
         self.log, self.policy, self.clock = log, policy, clock
-        self.lock = threading.RLock()
+        self.writing, self.lock = threading.RLock(), threading.RLock()
         self.state = State()
         self.scheduler = Scheduler(Cluster(), make(policy))
         self.appended: Callable[[float, int], None] = lambda seconds, records: None
@@ -52,7 +56,7 @@ class Chronicle:
 
     def write(self, news: Sequence[News], key: tuple[str, str, Sequence[str]] | None = None) -> list[Record]:
         """Durable, then folded. All or nothing."""
-        with self.lock:
+        with self.writing:
             self._catch_up()
             began = time.perf_counter()
             try:
@@ -61,9 +65,10 @@ class Chronicle:
                 self._doubt = True
                 raise
             self.appended(time.perf_counter() - began, len(records))
-            for record in records:
-                self._fold(record)
-            listeners = list(self._listeners)
+            with self.lock:
+                for record in records:
+                    self._fold(record)
+                listeners = list(self._listeners)
         for wake in listeners:
             try:
                 wake()
@@ -74,8 +79,10 @@ class Chronicle:
     def _catch_up(self) -> None:
         """A store that was lost in the moment of a write may have done it."""
         if self._doubt:
-            for record in list(self.log.records(self.state.seq)):
-                self._fold(record)
+            missed = list(self.log.records(self.state.seq))
+            with self.lock:
+                for record in missed:
+                    self._fold(record)
             self._doubt = False
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
@@ -94,7 +101,7 @@ class Chronicle:
 
         A policy that failed, or that was not heard because nothing could be written, begins anew the next time.
         """
-        with self.lock:
+        with self.writing:
             self._catch_up()
             if self._unheard:
                 self.write([self.news("policy-set", policy=self.policy)])

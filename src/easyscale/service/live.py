@@ -32,6 +32,7 @@ from easyscale.service.wishes import Wishes
 logger = logging.getLogger(__name__)
 
 TICK = 0.25  # seconds between two rounds, if nothing wakes the loop
+TOGETHER = 0.02  # wishes that come within so many seconds wake it once
 STUCK = 15.0  # seconds without a round after which the service is not ready
 AFTER_A_BROKEN_RULE = 5.0  # seconds; twice as long each time
 LONGEST_AFTER_A_BROKEN_RULE = 300.0
@@ -150,6 +151,7 @@ class Live(Wishes):
                 self._stop.wait(1.0)
             self._rounded = self._ticks()
             self._wake.wait(TICK)
+            self._stop.wait(TOGETHER)
             self._wake.clear()
 
     def round(self) -> None:
@@ -158,17 +160,20 @@ class Live(Wishes):
         if self._ticks() - self._kept > KEEP_SECONDS:
             self._keep()
             self._kept = self._ticks()
-        with book.lock:
+        with book.writing:
+            with book.lock:
+                sights = self._carrier.look(book.state)
             news: list[News] = []
-            for job, sight in self._carrier.look(book.state):
+            for job, sight in sights:
                 found = self._watch.see(job, sight)
                 news += found
                 self._count(job, found)
             self._write(news)
             self._write(self._due())
-        with book.lock:  # what is decided is carried out before anybody wishes something else
+        with book.writing:  # what is decided is carried out before anybody wishes something else
             self._decide()
-            self._carrier.carry(book.state)
+            with book.lock:
+                self._carrier.carry(book.state)
             self._write(self._left())
 
     def _write(self, news: Sequence[News]) -> None:
@@ -181,11 +186,12 @@ class Live(Wishes):
                 if one.job is not None:
                     self._watch.forget(self.book.state.jobs[one.job])
             raise
-        for one in news:
-            job = self.book.state.jobs.get(one.job or "")
-            if job is not None and not job.active and one.kind != "job-starting":
-                self._carrier.forget(job)
-                self._watch.forget(job)
+        with self.book.lock:
+            for one in news:
+                job = self.book.state.jobs.get(one.job or "")
+                if job is not None and not job.active and one.kind != "job-starting":
+                    self._carrier.forget(job)
+                    self._watch.forget(job)
 
     def _decide(self) -> None:
         if self._ticks() < self._not_before:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from easyscale.core.cluster import Devices
+from easyscale.core.cluster import Devices, Slot
 from easyscale.planner.proposals import Asker, Proposal, grow, shrink
 from easyscale.planner.wire import speed_of_plain
 from easyscale.scheduler.waiting import waiting_by_priority, why_waits
@@ -25,6 +28,7 @@ from easyscale.service.models import (
     JobPage,
     JobRow,
     JobView,
+    JobWord,
     LogFile,
     LogPart,
     PlanView,
@@ -48,6 +52,15 @@ RANK = {"running": 0, "starting": 1, "stopping": 2, "pausing": 3, "queued": 4, "
 MOST_RECORDS = 1000
 
 
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Of all jobs that have not ended, as of a record."""
+
+    seq: int
+    words: Counter[JobWord]
+    waiting: Mapping[int, int]  # by priority
+
+
 class Reading:
     """The half of the desk that changes nothing."""
 
@@ -56,7 +69,7 @@ class Reading:
     policy: str
     backend: str
     _carrier: Carrier
-    _line: tuple[int, Mapping[int, int]] = (-1, {})  # up to a record: how many jobs of each priority wait
+    _counted = Census(-1, Counter(), {})
 
     # ------------------------------------------------------------------------------------ jobs
 
@@ -114,13 +127,17 @@ class Reading:
             return None
         if job.assigned:
             return "Its devices are being freed by the jobs that held them."
-        cluster, seq = self.book.scheduler.cluster, self.book.state.seq
+        cluster = self.book.scheduler.cluster
         inside = cluster.jobs.get(job.id)
-        if inside is None:
-            return None
-        if self._line[0] != seq:
-            self._line = seq, waiting_by_priority(cluster)
-        return why_waits(cluster, inside, self.policy, self._line[1])
+        return why_waits(cluster, inside, self.policy, self._census().waiting) if inside is not None else None
+
+    def _census(self) -> Census:
+        """Counted again only after something was written: many ask, and there may be very many jobs."""
+        state = self.book.state
+        if self._counted.seq != state.seq:
+            words = Counter(job.word for job in state.living.values())
+            self._counted = Census(state.seq, words, waiting_by_priority(self.book.scheduler.cluster))
+        return self._counted
 
     def _expected_end(self, job: Job) -> float | None:
         inside = self.book.scheduler.cluster.jobs.get(job.id)
@@ -165,11 +182,11 @@ class Reading:
         if newest:
             found = [record for record in log.records(0, 4 * limit, job, True) if tells(record)][-limit:]
             return RecordPage(records=[view(record) for record in found], last=last)
-        found = []
+        found, size = [], min(MOST_RECORDS, limit + 50)
         while len(found) < limit:
-            page = list(log.records(after, MOST_RECORDS, job))
+            page = list(log.records(after, size, job))
             found += [record for record in page if tells(record)]
-            if len(page) < MOST_RECORDS:
+            if len(page) < size:
                 break
             after = page[-1].seq
         return RecordPage(records=[view(record) for record in found[:limit]], last=last)
@@ -220,10 +237,10 @@ class Reading:
         with self.book.lock:
             state, used = self.book.state, self._carrier.in_use()
             devices = [_device(device, device.slot.id in used) for device in state.devices.values()]
-            words = [job.word for job in state.living.values()]
+            words = self._census().words
         return ClusterView(
             policy=self.policy, backend=self.backend, types=_types(devices), devices=devices,
-            queued=words.count("queued"), running=words.count("running") + words.count("starting"),
+            queued=words["queued"], running=words["running"] + words["starting"],
         )  # fmt: skip
 
     def timeline(self, since: float, until: float) -> Timeline:
@@ -296,9 +313,17 @@ def _device(device: Device, used: bool) -> DeviceView:
         word = "leaving" if used else "away"
     else:
         word = "lost"
+    return _device_view(slot, device.memory_gb, word, device.lent, device.by, device.job)
+
+
+@lru_cache(8192)
+def _device_view(
+    slot: Slot, memory_gb: float | None, word: DeviceWord, lent: bool, by: float | None, job: str | None
+) -> DeviceView:
+    """Few of them change from one question to the next."""
     return DeviceView(
-        id=slot.id, kind=slot.kind, node=slot.node, memory_gb=device.memory_gb, uuid=slot.uuid, state=word,
-        lent=device.lent, by=device.by, job=device.job,
+        id=slot.id, kind=slot.kind, node=slot.node, memory_gb=memory_gb, uuid=slot.uuid, state=word, lent=lent, by=by,
+        job=job,
     )  # fmt: skip
 
 

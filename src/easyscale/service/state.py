@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from typing import Any, Literal
 
@@ -117,6 +119,17 @@ class Job:
         )  # fmt: skip
 
 
+def shared(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One for all that are equal: of many jobs, as of an array, the same is known."""
+    return _of_text(json.dumps(plain))
+
+
+@lru_cache(4096)
+def _of_text(text: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(text)
+    return found
+
+
 @dataclass(slots=True)
 class State:
     """`apply` alone writes it."""
@@ -199,9 +212,9 @@ class State:
         body = record.body
         spec = JobSpec.model_validate(body["spec"])
         job = Job(
-            id=record.job, spec=spec, user=body["user"], team=body["team"], submitted=record.time, speed=body["speed"],
-            min_workers=spec.min_workers, max_workers=min(spec.ests, spec.max_workers or spec.ests),
-            total=spec.max_steps or spec.steps,
+            id=record.job, spec=spec, user=body["user"], team=body["team"], submitted=record.time,
+            speed=shared(body["speed"]), min_workers=spec.min_workers,
+            max_workers=min(spec.ests, spec.max_workers or spec.ests), total=spec.max_steps or spec.steps,
         )  # fmt: skip
         self.jobs[job.id] = self.living[job.id] = job
         if spec.deadline is not None:
@@ -249,7 +262,7 @@ class State:
             case "progressed":
                 self._progress(job, body)
             case "proposed":
-                job.speed, job.limit = body["speed"], body.get("limit")
+                job.speed, job.limit = shared(body["speed"]), body.get("limit")
             case "planned":
                 job.plans = [*job.plans[1 - MOST_PLANS :], {"time": record.time, **body}]
             case "told":

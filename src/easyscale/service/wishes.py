@@ -35,7 +35,7 @@ class Wishes(Reading):
         if key is not None and (jobs := self.book.log.used_key(who.user, key)) is not None:
             return Submitted(jobs=jobs, new=False)
         self._check_place(spec)
-        with self.book.lock:
+        with self.book.writing:
             news = [self._submission(one, who, team) for one in _array(spec)]
             names = [one.job for one in news if one.job is not None]
             try:
@@ -83,7 +83,7 @@ class Wishes(Reading):
             )
 
     def scale(self, job: str, wish: ScaleWish, who: Person) -> JobView:
-        with self.book.lock:
+        with self.book.writing:
             found = self._living(job)
             ests = found.spec.ests
             least = wish.min_workers or found.min_workers
@@ -108,7 +108,7 @@ class Wishes(Reading):
         return self._wish(job, who, "job-resume", {"pause"}, "is not paused")
 
     def cancel(self, job: str, who: Person) -> JobView:
-        with self.book.lock:
+        with self.book.writing:
             found = self._living(job)
             news = [] if found.wish == "cancel" else [self.book.news("job-cancel", job, user=who.user)]
             if not found.active:
@@ -117,7 +117,7 @@ class Wishes(Reading):
         return self._view_after(job)
 
     def _wish(self, job: str, who: Person, kind: str, when: set[str], otherwise: str) -> JobView:
-        with self.book.lock:
+        with self.book.writing:
             found = self._living(job)
             if found.wish not in when:
                 raise ConflictError(
@@ -143,7 +143,7 @@ class Wishes(Reading):
     # ------------------------------------------------------------------------------------ wishes: devices, teams
 
     def drain(self, device: str, who: Person) -> ClusterView:
-        with self.book.lock:
+        with self.book.writing:
             self._device(device, {"in"}, "is not in use for training")
             by = self._clock() + DRAIN_SECONDS
             self.book.write([self.book.news("device-drain", id=device, user=who.user, by=by)])
@@ -151,7 +151,7 @@ class Wishes(Reading):
         return self.cluster()
 
     def undrain(self, device: str, who: Person) -> ClusterView:
-        with self.book.lock:
+        with self.book.writing:
             found = self._device(device, {"drained", "lost"}, "is not drained")
             kind = "device-undrain" if found.standing == "drained" else "device-found"
             self.book.write([self.book.news(kind, id=device, user=who.user, why="someone said so")])
@@ -159,7 +159,7 @@ class Wishes(Reading):
         return self.cluster()
 
     def lose(self, device: str, why: str, who: Person) -> ClusterView:
-        with self.book.lock:
+        with self.book.writing:
             self._device(device, {"in", "drained", "away"}, "is lost already")
             self.book.write([self.book.news("device-lost", id=device, why=why, user=who.user)])
         self._wake.set()
@@ -167,7 +167,7 @@ class Wishes(Reading):
 
     def lend(self, wish: Lend, who: Person) -> ClusterView:
         """Devices that were called back are there again; devices of a serving system that are new are added."""
-        with self.book.lock:
+        with self.book.writing:
             away = [d for d in self.book.state.devices.values() if d.standing == "away" and d.by is None]
             chosen = self._chosen(wish, away, "is not with the serving system, or has not been given back yet")
             self.book.write([self.book.news("device-lent", id=device, user=who.user) for device in chosen])
@@ -176,7 +176,7 @@ class Wishes(Reading):
 
     def call_back(self, wish: Lend, who: Person) -> ClusterView:
         """The serving system needs them: idle ones first, then those whose job has the lowest priority."""
-        with self.book.lock:
+        with self.book.writing:
             state = self.book.state
             here = [device for device in state.devices.values() if device.standing == "in"]
             here.sort(key=lambda d: (d.job is not None, state.jobs[d.job].spec.priority if d.job else 0, not d.lent))
