@@ -110,7 +110,7 @@ def run_elastic(job: Job, screen: Screen, outputs: Outputs, flags: Elastic) -> i
             on_devices(job, slots), launcher, screen, outputs, folder, limits, slots=slots, kinds=kinds
         )  # fmt: skip
 
-    return to_the_end(folder, run).exit_code
+    return to_the_end(folder, run, given=role is not None).exit_code
 
 
 def devices_of(folder: JobFolder) -> tuple[tuple[Slot, ...] | None, tuple[str, ...]]:
@@ -159,20 +159,23 @@ def attach_to(wanted: str | None, screen: Screen) -> int:
         raise UsageError(f"The job {folder.id} needs no master.", why, now)
     from easyscale.master.master import attach
 
-    return to_the_end(folder, lambda: attach(folder, launcher_of(folder), screen)).exit_code
+    return to_the_end(folder, lambda: attach(folder, launcher_of(folder), screen), given=True).exit_code
 
 
-def to_the_end(folder: JobFolder, run: Callable[[], Outcome]) -> Outcome:
-    """What is left of the job says how it ended; a job that was refused before it had a master leaves nothing."""
-    from easyscale.master.registry import JobResult
+def to_the_end(folder: JobFolder, run: Callable[[], Outcome], *, given: bool = False) -> Outcome:
+    """What is left of the job says how it ended; a job that was refused before it had a master leaves nothing, unless
+    somebody else made its folder and wants to read there why."""
+    from easyscale.master.registry import JobResult, TakenError
 
     try:
         outcome = run()
+    except TakenError:
+        raise
     except BaseException as problem:
         former = folder.master()
-        if former is None:
+        if former is None and not given:
             folder.remove()
-        elif former.pid == os.getpid():
+        elif former is None or former.pid == os.getpid():
             folder.write_result(JobResult(exit_code=2, error=str(problem) or type(problem).__name__))
         raise
     if folder.result() is None:

@@ -41,6 +41,10 @@ _LONGEST_NAME = 40
 _LONGEST_ID = 100
 
 
+class TakenError(UsageError):
+    """The job has another master, or has ended: nothing of it may be touched."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """How long `ps` leaves the folders of jobs that ended or died."""
@@ -245,11 +249,17 @@ class JobFolder:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UsageError(
+                raise TakenError(
                     f"The job {self.id} has a master.",
                     "a job has one master at a time, and another process is it.",
                     f"`easyscale top` shows the job; `easyscale stop {self.id}` ends it.",
                 ) from None
+            if self.result() is not None:
+                raise TakenError(
+                    f"The job {self.id} has ended.",
+                    "whoever started it has given it up, or another master has brought it to its end.",
+                    "start it anew, under another id.",
+                )
             yield
         finally:
             os.close(lock)

@@ -90,7 +90,8 @@ def _submit(cluster: Cluster, event: JobSubmitted) -> None:
 
 def _change(cluster: Cluster, job: Job, event: JobChanged) -> None:
     cluster.demand -= job.asked
-    job.needs = replace(job.needs, min_workers=event.min_workers, max_workers=event.max_workers)
+    gang = None if job.needs.gang is None else event.max_workers
+    job.needs = replace(job.needs, min_workers=event.min_workers, max_workers=event.max_workers, gang=gang)
     cluster.demand += job.asked
     cluster.touched[job.id] = None
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from easyscale.core.cluster import total
 from easyscale.scheduler.state import Cluster, Job
 
 
-def why_waits(cluster: Cluster, job: Job, policy: str) -> str:
+def waiting_by_priority(cluster: Cluster) -> dict[int, int]:
+    """How many jobs wait, for who asks about many of them."""
+    return Counter(job.needs.priority for job in cluster.jobs.values() if not job.devices)
+
+
+def why_waits(cluster: Cluster, job: Job, policy: str, waiting: Mapping[int, int] | None = None) -> str:
     """Of a job that holds nothing. The hardest reason first: what no waiting will cure."""
     needs = job.needs
     fitting = [
@@ -26,10 +34,11 @@ def why_waits(cluster: Cluster, job: Job, policy: str) -> str:
         held = cluster.by_tenant.get(needs.tenant, 0)
         return f"Team {needs.tenant} holds {held} of the {_devices(quota)} that it may hold now."
     free = {kind: count for kind, count in cluster.free().items() if kind in there}
-    ahead = sum(other.needs.priority > needs.priority and not other.devices for other in cluster.jobs.values())
+    line = waiting_by_priority(cluster) if waiting is None else waiting
+    ahead = sum(count for priority, count in line.items() if priority > needs.priority)
     if (total(free) if needs.level == "D2" else max(free.values(), default=0)) < needs.least:
-        line = f" {ahead} waiting jobs have a higher priority." if ahead else ""
-        return f"All devices that it can use are held ({_of(there)}).{line}"
+        more = f" {ahead} waiting jobs have a higher priority." if ahead else ""
+        return f"All devices that it can use are held ({_of(there)}).{more}"
     if ahead:
         return f"{ahead} waiting jobs have a higher priority; free devices are kept for them."
     return f"The policy {policy} has other plans for the devices that are free ({_of(free)})."

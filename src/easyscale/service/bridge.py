@@ -5,7 +5,9 @@ Called with the state as it was BEFORE the record.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from easyscale.core.cluster import DeviceKind, Needs
@@ -33,7 +35,25 @@ from easyscale.service.state import Device, Job, State
 
 def first_speed(needs: Needs, kinds: Mapping[str, DeviceKind]) -> dict[str, Any]:
     """What is believed of a job before it has run: known ratios between the types, plain."""
-    return speed_to_plain(Mind(needs, kinds).speed)
+    return _first_speed(needs, tuple(kinds.values()))
+
+
+@lru_cache(256)
+def _first_speed(needs: Needs, kinds: tuple[DeviceKind, ...]) -> dict[str, Any]:
+    return speed_to_plain(Mind(needs, {kind.name: kind for kind in kinds}).speed)
+
+
+# Policies keep what they work out by the identity of speeds and needs: jobs that are alike, as an array's, share them.
+_shared_needs: Callable[[Needs], Needs] = lru_cache(4096)(lambda needs: needs)
+
+
+@lru_cache(4096)
+def _shared_speed(text: str) -> Speed:
+    return speed_of_plain(json.loads(text))
+
+
+def _speed(plain: Mapping[str, Any]) -> Speed:
+    return _shared_speed(json.dumps(plain))
 
 
 def events_of(state: State, record: Record) -> list[Event]:
@@ -64,7 +84,7 @@ def _device(state: State, record: Record) -> Iterable[Event]:
         yield DevicesCalledBack(time=now, devices=one, by=body.get("by") or now)
     elif record.kind == "device-lost":
         yield from _lost(device, now)
-    elif record.kind in ("device-undrain", "device-found") and not inside:
+    elif (record.kind == "device-undrain" or (record.kind == "device-found" and device.back == "in")) and not inside:
         yield DevicesLent(time=now, devices=one) if device.lent else DevicesAdded(time=now, devices=one)
     elif record.kind == "device-lent" and not inside:
         yield DevicesLent(time=now, devices=one)
@@ -96,7 +116,7 @@ def _submitted(record: Record, start: float) -> JobSubmitted:
 
 def _entering(job: Job, now: float, start: float) -> JobSubmitted:
     return JobSubmitted(
-        time=now, job=job.id, needs=job.needs(), speed=speed_of_plain(job.speed),
+        time=now, job=job.id, needs=_shared_needs(job.needs()), speed=_speed(job.speed),
         work=float(job.total) if job.total is not None else None, switch_seconds=job.switch_seconds,
         start_seconds=start,
     )  # fmt: skip
@@ -106,6 +126,8 @@ def _resumed(state: State, job: Job, record: Record) -> Iterable[Event]:
     if job.wish == "pause":
         yield _entering(job, record.time, state.start_seconds())
         yield JobProgressed(time=record.time, job=job.id, done=float(job.step))
+        if job.limit is not None:
+            yield JobProposed(time=record.time, job=job.id, speed=_speed(job.speed), limit=job.limit)
 
 
 def _left(state: State, job: Job, record: Record) -> Iterable[Event]:
@@ -113,8 +135,11 @@ def _left(state: State, job: Job, record: Record) -> Iterable[Event]:
 
 
 def _without_devices(state: State, job: Job, record: Record) -> Iterable[Event]:
+    """It waits again, and that is a reason to decide: nothing else may happen for long."""
     if job.assigned:
         yield Allocated(time=record.time, job=job.id, devices={})
+    least = 1 if job.gang else job.min_workers
+    yield JobChanged(time=record.time, job=job.id, min_workers=least, max_workers=job.max_workers)
 
 
 def _allocated(state: State, job: Job, record: Record) -> Iterable[Event]:
@@ -144,7 +169,7 @@ def _running(state: State, job: Job, record: Record) -> Iterable[Event]:
 
 
 def _proposed(state: State, job: Job, record: Record) -> Iterable[Event]:
-    speed: Speed = speed_of_plain(record.body["speed"])
+    speed = _speed(record.body["speed"])
     yield JobProposed(time=record.time, job=job.id, speed=speed, limit=record.body.get("limit"))
 
 

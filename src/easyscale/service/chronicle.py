@@ -1,4 +1,4 @@
-"""The log, what is folded from it, and the scheduler that hears of it: one lock, one order.
+"""The log, what is folded from it, and the scheduler that hears of it: one after the other, in one order.
 
 A record is durable before it has any effect. The scheduler is told by `bridge`, so that whoever has the log can let
 another scheduler hear the same and see the same decisions (`replay`).
@@ -6,34 +6,44 @@ another scheduler hear the same and see the same decisions (`replay`).
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from easyscale.core.cluster import DeviceKind
 from easyscale.scheduler.loop import Change, Scheduler
 from easyscale.scheduler.policies import make
 from easyscale.scheduler.state import Cluster
 from easyscale.service.bridge import events_of
-from easyscale.service.choosing import choose
+from easyscale.service.choosing import Seating
+from easyscale.service.errors import StoreError
 from easyscale.service.ports import Log
 from easyscale.service.records import News, Record
 from easyscale.service.state import State
+
+logger = logging.getLogger(__name__)
 
 Plain = list[list[object]]
 
 
 class Chronicle:
-    """Fold the log, then `write` and `decide`. `state` and `scheduler` are for reading, under `lock`."""
+    """Fold the log, then `write` and `decide`. `state` and `scheduler` are for reading, under `lock`.
+
+    Who looks before it writes holds `writing` (and takes it first): nothing changes meanwhile. `lock` is held for the
+    moments of a change alone, so that readers wait neither for the disk nor for a policy that thinks.
+    """
 
     def __init__(self, log: Log, policy: str, clock: Callable[[], float] = time.time) -> None:
-        self.log, self.clock = log, clock
-        self.lock = threading.RLock()
+        self.log, self.policy, self.clock = log, policy, clock
+        self.writing, self.lock = threading.RLock(), threading.RLock()
         self.state = State()
         self.scheduler = Scheduler(Cluster(), make(policy))
         self.appended: Callable[[float, int], None] = lambda seconds, records: None
         self._listeners: list[Callable[[], None]] = []
+        self._doubt = False  # a write failed, and may have been done all the same
+        self._unheard = False  # the policy said something that was not written down
         for record in log.records():
             self._fold(record)
 
@@ -46,16 +56,34 @@ class Chronicle:
 
     def write(self, news: Sequence[News], key: tuple[str, str, Sequence[str]] | None = None) -> list[Record]:
         """Durable, then folded. All or nothing."""
-        with self.lock:
+        with self.writing:
+            self._catch_up()
             began = time.perf_counter()
-            records = self.log.append(news, key)
+            try:
+                records = self.log.append(news, key)
+            except StoreError:
+                self._doubt = True
+                raise
             self.appended(time.perf_counter() - began, len(records))
-            for record in records:
-                self._fold(record)
-            listeners = list(self._listeners)
+            with self.lock:
+                for record in records:
+                    self._fold(record)
+                listeners = list(self._listeners)
         for wake in listeners:
-            wake()
+            try:
+                wake()
+            except Exception:  # it is written down, whoever cannot hear of it
+                logger.exception("a listener failed")
         return records
+
+    def _catch_up(self) -> None:
+        """A store that was lost in the moment of a write may have done it."""
+        if self._doubt:
+            missed = list(self.log.records(self.state.seq))
+            with self.lock:
+                for record in missed:
+                    self._fold(record)
+            self._doubt = False
 
     def subscribe(self, wake: Callable[[], None]) -> Callable[[], None]:
         with self.lock:
@@ -69,25 +97,38 @@ class Chronicle:
         return end
 
     def decide(self) -> list[Change] | None:
-        """Ask the policy if it is time, and write down what it says. None: it was not asked."""
-        with self.lock:
+        """Ask the policy if it is time, and write down what it says. None: it was not asked.
+
+        A policy that failed, or that was not heard because nothing could be written, begins anew the next time.
+        """
+        with self.writing:
+            self._catch_up()
+            if self._unheard:
+                self.write([self.news("policy-set", policy=self.policy)])
+                self._unheard = False
             now = self.clock()
             at = self.scheduler.next_decision(now)
-            if at is None or at > now:
-                return None
-            changes = self.scheduler.decide(now)
-            news = [self.news("decided", at=now, changes=plain(changes))]
-            devices = {name: replace(device) for name, device in self.state.devices.items()} if changes else {}
-            for change in changes:
-                held = choose(devices, change.job, change.devices)
-                for name, device in devices.items():
-                    if device.job == change.job and name not in held:
-                        device.job = None
-                for name in held:
-                    devices[name].job = change.job
-                news.append(self.news("job-allocated", change.job, devices=list(held)))
-            self.write(news)
-            return changes
+            due = at is not None and at <= now
+            self._unheard = due  # until it is written down
+            changes = self.scheduler.decide(now) if due else []
+            news = [self.news("decided", at=now, changes=plain(changes))] if due else []
+            news += self._named(changes)
+            if news:
+                self.write(news)
+            self._unheard = False
+            return changes if due else None
+
+    def _named(self, changes: Sequence[Change]) -> list[News]:
+        """Which devices, by name. Who keeps as many, but sits on one that is wanted back, gets another one for it."""
+        wanted_back = {d.job: None for d in self.state.devices.values() if d.job is not None and d.standing != "in"}
+        if not changes and not wanted_back:
+            return []
+        seating = Seating(self.state.devices.values())
+        given = [(change.job, seating.give(change.job, change.devices)) for change in changes]
+        for job in wanted_back:
+            if seating.sits_on_wanted(job) and (moved := seating.moved(job)) is not None:
+                given.append((job, moved))
+        return [self.news("job-allocated", job, devices=list(devices)) for job, devices in given]
 
     def _fold(self, record: Record) -> None:
         hear(self.scheduler, self.state, record)

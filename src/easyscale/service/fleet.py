@@ -8,19 +8,24 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
+import errno
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from easyscale.backends import lives
 from easyscale.client import Address, JobClient, UnreachableError
 from easyscale.core.cluster import Devices, Slot
 from easyscale.core.errors import EasyScaleError
-from easyscale.master.registry import JobFolder, JobResult
+from easyscale.master.registry import JobFolder, JobResult, TakenError
 from easyscale.service.devices import Found
 from easyscale.service.ports import Launch, Sight
 
@@ -33,6 +38,9 @@ KEPT = (
 KEPT_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
 STARTING = 20.0  # seconds after which a folder without a master counts as one whose master never began
 ANSWER_SECONDS = 5.0
+STOPPED, CANNOT_START, GONE = 128 + 15, 127, 128 + 9
+# What passes: the start is tried again. Anything else (no such folder, no such interpreter) would be the same again.
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 
 
 class LocalFleet:
@@ -47,6 +55,7 @@ class LocalFleet:
         for folder in (self._runtime, self._runtime / "easyscale", self._jobs, data / "jobs"):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._children: dict[str, subprocess.Popen[bytes]] = {}  # by folder: the masters that this process started
+        self._lock = threading.Lock()
 
     @property
     def _jobs(self) -> Path:
@@ -60,24 +69,58 @@ class LocalFleet:
 
     def launch(self, launch: Launch) -> None:
         path = self.folder(launch.job, launch.run)
-        own = self.folder(launch.job, 0)
+        folder = JobFolder(path)
+        if not path.exists():
+            slots = [asdict(slot) for slot in launch.slots]
+            JobFolder.create(
+                launch.job, ("easyscale", *self._command(launch)[3:]), launch.spec.ests,
+                {"slots": slots, "kinds": list(launch.kinds), "env": launch.spec.env},
+                id=path.name, jobs=self._jobs, cwd=self._workdir(launch),
+            )  # fmt: skip
+        elif not _without_master(folder):
+            return
+        try:
+            self._begin(launch, path)
+        except OSError as problem:
+            if problem.errno in PASSING:
+                raise
+            where = f": {problem.filename}" if problem.filename else ""
+            error = EasyScaleError(
+                f"The job {launch.job} cannot be started.",
+                f"{problem.strerror or problem}{where}.",
+                "see to its working directory, its checkpoint folder and its interpreter, and submit it again.",
+            )
+            _close(folder, CANNOT_START, str(error))
+
+    def _begin(self, launch: Launch, path: Path) -> None:
+        own, workdir = self.folder(launch.job, 0), self._workdir(launch)
         for folder in (own, own / "tmp", launch.checkpoint_dir):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        command = self._command(launch, own)
-        if not path.exists():
-            JobFolder.create(
-                launch.job, ("easyscale", *command[3:]), launch.spec.ests, {"slots": [asdict(s) for s in launch.slots]},
-                id=path.name, jobs=self._jobs, cwd=launch.workdir,
-            )  # fmt: skip
-        elif not _without_master(JobFolder(path)):
-            return
-        self._spawn(path, command, launch.workdir, self._surroundings(launch.spec.env, own))
+        if workdir != launch.workdir and not workdir.exists():
+            part = Path(tempfile.mkdtemp(prefix=".part-", dir=own))
+            shutil.copytree(launch.workdir, part, symlinks=True, dirs_exist_ok=True)
+            part.rename(workdir)
+        self._spawn(path, self._command(launch), workdir, self._surroundings(launch.spec.env, own))
+
+    def _workdir(self, launch: Launch) -> Path:
+        """A job has a copy of its own of a snapshot, which others may use as well."""
+        return launch.workdir if launch.spec.snapshot is None else self.folder(launch.job, 0) / "work"
 
     def place(self, job: str, run: int, slots: Sequence[Slot]) -> None:
         self._client(job, run).scale(slots=tuple(slots))
 
     def stop(self, job: str, run: int, *, now: bool = False) -> None:
-        self._client(job, run).stop(now=now)
+        path = self.folder(job, run)
+        folder = JobFolder(path)
+        if not path.exists():
+            JobFolder.create(job, (), 1, {}, id=path.name, jobs=self._jobs)
+        if folder.master() is None and _close(folder, STOPPED, None):
+            return
+        try:
+            self._client(job, run).stop(now=now)
+        except UnreachableError:
+            if not now or not _kill(folder):
+                raise
 
     def adopt(self, job: str, run: int) -> None:
         path = self.folder(job, run)
@@ -85,8 +128,8 @@ class LocalFleet:
         record = JobFolder(path).record()
         if record is None:
             raise EasyScaleError(f"The run {path.name} has no record.", "its folder is damaged.", "cancel the job.")
-        own = self.folder(job, 0)
-        self._spawn(path, command, Path(record.cwd), self._surroundings({}, own))
+        wanted = record.settings.get("env", {})
+        self._spawn(path, command, Path(record.cwd), self._surroundings(wanted, self.folder(job, 0)))
 
     def stock(self) -> list[Found] | None:
         """None: its devices do not come and go by themselves."""
@@ -105,23 +148,23 @@ class LocalFleet:
 
     def look(self, job: str, run: int, events: int = 50) -> Sight:
         path = self.folder(job, run)
+        code = self._ended(path.name)
+        died = code is not None
         if not path.exists():
-            return Sight(state="absent")
+            return Sight(state="gone", error="Its folder was removed.") if died else Sight(state="absent")
         folder = JobFolder(path)
         result = folder.result()
         if result is not None:
             return _over(result)
-        if folder.master() is None and (code := self._ended(path.name)) is not None:
-            return Sight(state="gone", error=_last_words(path) or f"Its master ended with code {code}.")
-        if _without_master(folder):
-            return Sight(state="absent")
+        if folder.master() is None and self._knows(path.name) and not died:
+            return Sight(state="starting")
         state = folder.state()
-        if state == "dead":
-            return Sight(state="gone", error=_last_words(path))
         if state == "masterless":
             return Sight(state="masterless")
+        if state == "dead" or (folder.master() is None and died):
+            return _gone(folder, f"Its master ended with code {code}." if died else None)
         if folder.master() is None:
-            return Sight(state="starting")
+            return Sight(state="absent" if _without_master(folder) else "starting")
         try:
             return Sight(state="running", status=self._client(job, run).status(events))
         except UnreachableError:
@@ -141,6 +184,10 @@ class LocalFleet:
 
     # ------------------------------------------------------------------------------------ processes
 
+    def _knows(self, name: str) -> bool:
+        """Whether this process has started a master of this run."""
+        return name in self._children
+
     def _ended(self, name: str) -> int | None:
         """The exit code of a master that this process started; None: it runs, or another one started it."""
         child = self._children.get(name)
@@ -151,10 +198,10 @@ class LocalFleet:
         return name in KEPT or name.startswith(KEPT_PREFIXES)
 
     def _flags(self, launch: Launch) -> list[str]:
-        return ["--quiet"]
+        return ["--quiet", *(("--rebalance",) if launch.spec.determinism != "D0" else ())]
 
-    def _command(self, launch: Launch, own: Path) -> list[str]:
-        spec, limits = launch.spec, launch.spec.limits
+    def _command(self, launch: Launch) -> list[str]:
+        spec, limits, own = launch.spec, launch.spec.limits, self.folder(launch.job, 0)
         given = {
             "--internal": f"master:{launch.job}.{launch.run}", "--ests": spec.ests, "--name": launch.job,
             "--workers": f"1:{spec.ests}", "--threads": spec.threads, "--determinism": spec.determinism,
@@ -179,8 +226,11 @@ class LocalFleet:
                 command, cwd=cwd, env=dict(environment), stdin=subprocess.DEVNULL, stdout=out,
                 stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
-        self._children = {name: one for name, one in list(self._children.items()) if one.poll() is None}
-        self._children[folder.name] = child
+        with self._lock:
+            for name in [name for name, one in self._children.items() if one.poll() is not None]:
+                if JobFolder(self._jobs / name).result() is not None:  # others are looked at first
+                    del self._children[name]
+            self._children[folder.name] = child
 
 
 def _over(result: JobResult) -> Sight:
@@ -192,22 +242,41 @@ def _over(result: JobResult) -> Sight:
 
 def _without_master(folder: JobFolder) -> bool:
     """A folder whose master never began, and will not: whoever made it was killed before it started one."""
-    if folder.master() is not None or folder.journal.exists():
+    if folder.master() is not None or folder.journal.exists() or folder.result() is not None:
         return False
     record = folder.record()
     if record is None or time.time() - record.started < STARTING:
         return False
     try:
-        lock = os.open(folder.path / "master.lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        with folder.claim():
+            return True
+    except TakenError:
         return False
-    finally:
-        os.close(lock)
+
+
+def _close(folder: JobFolder, exit_code: int, error: str | None) -> bool:
+    """No master will ever begin this run: one that comes late sees that it has ended. False: there is one."""
+    try:
+        with folder.claim():
+            folder.write_result(JobResult(exit_code=exit_code, error=error))
+    except TakenError:
+        return folder.result() is not None
     return True
+
+
+def _gone(folder: JobFolder, otherwise: str | None) -> Sight:
+    """Nobody lives. It is closed, so that nobody of it lives again while the next run does."""
+    words = _last_words(folder.path) or otherwise
+    return Sight(state="gone", error=words) if _close(folder, GONE, words) else Sight(state="starting")
+
+
+def _kill(folder: JobFolder) -> bool:
+    """A master that does not answer, and its workers. False: there was nobody."""
+    found = [one for one in (folder.master(), *folder.workers()) if one and lives.is_alive(one.pid, one.started)]
+    for one in found:
+        with contextlib.suppress(OSError):
+            lives.kill(one.pid, one.started)
+    return bool(found)
 
 
 def _last_words(path: Path) -> str | None:

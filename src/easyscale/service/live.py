@@ -6,41 +6,41 @@ the log; what it does next follows from a look at the log and at the masters, so
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 from easyscale.core.cluster import Slot
-from easyscale.core.errors import EasyScaleError, UsageError
-from easyscale.scheduler.rules import RuleBroken
+from easyscale.core.errors import EasyScaleError
 from easyscale.service.bridge import first_speed
 from easyscale.service.carrier import Carrier
 from easyscale.service.chronicle import Chronicle
 from easyscale.service.devices import Found
-from easyscale.service.errors import ConflictError, KeyUsedError, NotFoundError
+from easyscale.service.errors import StoreError
 from easyscale.service.metrics import Metrics
-from easyscale.service.models import ClusterView, JobSpec, JobView, Lend, ScaleWish, Submitted
-from easyscale.service.ports import Fleet, Launch, Log, Person
-from easyscale.service.reading import Reading
+from easyscale.service.ports import Fleet, Launch, Log
 from easyscale.service.records import News
 from easyscale.service.snapshots import Snapshots
-from easyscale.service.state import Device, Job
+from easyscale.service.state import Job
 from easyscale.service.stock import Stock, compare
 from easyscale.service.watch import Watch
+from easyscale.service.wishes import Wishes
 
 logger = logging.getLogger(__name__)
 
 TICK = 0.25  # seconds between two rounds, if nothing wakes the loop
-DRAIN_SECONDS = 60.0  # for a job to leave a device that is drained
+TOGETHER = 0.02  # wishes that come within so many seconds wake it once
 STUCK = 15.0  # seconds without a round after which the service is not ready
-AFTER_A_BROKEN_RULE = 5.0
+AFTER_A_BROKEN_RULE = 5.0  # seconds; twice as long each time
+LONGEST_AFTER_A_BROKEN_RULE = 300.0
 KEEP_SECONDS = 10.0
 
 
-class Live(Reading):
+class Live(Wishes):
     """A `Desk`. `start` the loop, `close` it; the jobs go on without it."""
 
     def __init__(
@@ -54,8 +54,11 @@ class Live(Reading):
         metrics: Metrics | None = None,
         clock: Callable[[], float] = time.time,
         keep: Callable[[], None] = lambda: None,
+        ticks: Callable[[], float] = time.monotonic,
+        pool: Executor | None = None,
     ) -> None:
-        """`keep`: called now and then, to hold the right to be the one service of this log."""
+        """`keep`: called now and then, to hold the right to be the one service of this log. `clock` is the time of day,
+        `ticks` never goes back; `pool` makes the calls to masters."""
         self.policy, self.backend, self.started = policy, fleet.name, clock()
         self.metrics = metrics or Metrics()
         self.book = Chronicle(log, policy, clock)
@@ -63,24 +66,32 @@ class Live(Reading):
         self.snapshots = Snapshots(folder / "snapshots")
         self.fleet, self._folder, self._clock, self._version = fleet, folder, clock, version
         self._watch = Watch(self.book.news, clock)
-        self._stock = Stock(fleet, self.book.news)
-        self._carrier = Carrier(fleet, self._launch, self._begin_run)
+        self._stock = Stock(fleet)
+        self._carrier = Carrier(
+            fleet, self._launch, self._begin_runs, ticks, pool=pool or ThreadPoolExecutor(16, "carry")
+        )  # fmt: skip
         self._thread: threading.Thread | None = None
         self._wake, self._stop = threading.Event(), threading.Event()
-        self._rounded = time.monotonic()
+        self._ticks = ticks
+        self._rounded = ticks()
         self._trouble: str | None = None
-        self._not_before = 0.0
-        self._keep, self._kept = keep, time.monotonic()
+        self._broken: str | None = None  # what the policy does wrong
+        self._not_before, self._breaks = 0.0, 0
+        self._keep, self._kept = keep, ticks()
 
     # ------------------------------------------------------------------------------------ life
 
     def start(self, devices: Sequence[Found]) -> None:
         """Say what devices there are now, and begin the rounds."""
-        self.book.begin(self.policy, self._version)
-        self._write(compare(self.book.state, devices, self.book.news, "it is not there after a start of the service"))
-        self._rounded = time.monotonic()
+        self.begin(devices)
         self._thread = threading.Thread(target=self._rounds, name="live", daemon=True)
         self._thread.start()
+
+    def begin(self, devices: Sequence[Found]) -> None:
+        """All of `start` but the thread."""
+        self.book.begin(self.policy, self._version)
+        self._take_stock(devices, "it is not there after a start of the service")
+        self._rounded = self._ticks()
 
     def close(self) -> None:
         """The jobs and their masters stay."""
@@ -88,15 +99,32 @@ class Live(Reading):
         self._wake.set()
         if self._thread is not None:
             self._thread.join(30.0)
-            self.book.write([self.book.news("service-stopped", version=self._version)])
+            with contextlib.suppress(StoreError):
+                self.book.write([self.book.news("service-stopped", version=self._version)])
         self._stock.close()
         self._carrier.close()
 
     def ready(self) -> str | None:
-        silent = time.monotonic() - self._rounded
+        silent = self._ticks() - self._rounded
         if self._thread is not None and silent > STUCK:
             return f"The loop has not made a round for {silent:.0f} seconds."
-        return self._trouble
+        return self._trouble or self._broken
+
+    def _take_stock(self, devices: Sequence[Found], why: str) -> None:
+        """What of these is news, and what jobs that have not run yet may think of new types."""
+        news = compare(self.book.state, devices, self.book.news, why)
+        if not news:
+            return
+        self.book.write(news)
+        kinds = self.book.scheduler.cluster.kinds
+        guesses = [(job, first_speed(job.needs(), kinds)) for job in self.book.state.living.values() if not job.run]
+        new = [  # types that were not known when the job came
+            self.book.news("job-proposed", job.id, speed=guess, limit=None)
+            for job, guess in guesses
+            if guess != job.speed
+        ]
+        if new:
+            self.book.write(new)
 
     # ------------------------------------------------------------------------------------ the rounds
 
@@ -113,66 +141,86 @@ class Live(Reading):
                 self._trouble = "A round of the service failed; its log says how."
                 logger.exception("a round failed")
                 self._stop.wait(1.0)
-            self._rounded = time.monotonic()
+            self._rounded = self._ticks()
             self._wake.wait(TICK)
+            self._stop.wait(TOGETHER)
             self._wake.clear()
 
     def round(self) -> None:
         """See, decide, carry out."""
         book = self.book
-        if time.monotonic() - self._kept > KEEP_SECONDS:
+        if self._ticks() - self._kept > KEEP_SECONDS:
             self._keep()
-            self._kept = time.monotonic()
-        with book.lock:
+            self._kept = self._ticks()
+        with book.writing:
+            with book.lock:
+                sights = self._carrier.look(book.state)
             news: list[News] = []
-            for job, sight in self._carrier.look(book.state):
+            for job, sight in sights:
                 found = self._watch.see(job, sight)
                 news += found
-                self._count(found)
+                self._count(job, found)
             self._write(news)
             self._write(self._due())
-            self._write(self._stock.look(book.state, book.scheduler.cluster))
-        self._decide()
-        with book.lock:
-            self._carrier.carry(book.state)
+            with book.lock:
+                devices = self._stock.look(book.scheduler.cluster)
+            if devices is not None:
+                self._take_stock(devices, "its node has left the cluster")
+        with book.writing:  # what is decided is carried out before anybody wishes something else
+            self._decide()
+            with book.lock:
+                self._carrier.carry(book.state)
             self._write(self._left())
 
     def _write(self, news: Sequence[News]) -> None:
         if not news:
             return
-        self.book.write(news)
-        for one in news:
-            job = self.book.state.jobs.get(one.job or "")
-            if job is not None and not job.active and one.kind != "job-starting":
-                self._carrier.forget(job)
-                self._watch.forget(job)
+        try:
+            self.book.write(news)
+        except EasyScaleError:  # it is seen again, and told again
+            for one in news:
+                if one.job is not None:
+                    self._watch.forget(self.book.state.jobs[one.job])
+            raise
+        with self.book.lock:
+            for one in news:
+                job = self.book.state.jobs.get(one.job or "")
+                if job is not None and not job.active and one.kind != "job-starting":
+                    self._carrier.forget(job)
+                    self._watch.forget(job)
 
     def _decide(self) -> None:
-        if time.monotonic() < self._not_before:
+        if self._ticks() < self._not_before:
             return
         began = time.perf_counter()
         try:
             changes = self.book.decide()
-        except RuleBroken as problem:  # a bug of a policy must not take devices twice: nothing changes
-            logger.error("the policy %s broke a rule, and nothing is changed: %s", self.policy, problem)
-            self._not_before = time.monotonic() + AFTER_A_BROKEN_RULE
+        except StoreError:
+            raise
+        except Exception as problem:  # a bug of a policy must not take devices twice: nothing changes
+            logger.exception("the policy %s failed, and nothing is changed", self.policy)
+            self._broken = f"The policy {self.policy} fails, and nothing is changed: {str(problem) or repr(problem)}"
+            self._not_before = self._ticks() + min(AFTER_A_BROKEN_RULE * 2**self._breaks, LONGEST_AFTER_A_BROKEN_RULE)
+            self._breaks = min(self._breaks + 1, 10)
             return
         if changes is not None:
+            self._broken, self._breaks = None, 0
             self.metrics.decided(time.perf_counter() - began, len(changes))
 
-    def _count(self, news: Sequence[News]) -> None:
+    def _count(self, job: Job, news: Sequence[News]) -> None:
         for one in news:
             if one.kind == "job-told" and one.body.get("what") == "worker-lost":
                 self.metrics.lost_worker()
-            if one.kind == "job-told" and one.body.get("what") == "switched":
-                self.metrics.switched(float(str(one.body.get("seconds") or 0.0)))
+            if one.kind == "job-progressed":
+                for seconds in newer(job.pauses, one.body["pauses"]):
+                    self.metrics.switched(seconds)
 
     def _due(self) -> list[News]:
         now = self._clock()
         return [
             self.book.news("job-late", job.id)
-            for job in self.book.state.living.values()
-            if job.spec.deadline is not None and not job.late and job.spec.deadline.timestamp() < now
+            for job in self.book.state.dated.values()
+            if job.spec.deadline is not None and job.spec.deadline.timestamp() < now
         ]
 
     def _left(self) -> list[News]:
@@ -187,220 +235,30 @@ class Live(Reading):
             if device.slot.id not in used and device.job is None
         ]
 
-    def _begin_run(self, job: Job, run: int) -> None:
-        folder = str(self.fleet.folder(job.id, run))
-        self.book.write([self.book.news("job-starting", job.id, run=run, folder=folder)])
+    def _begin_runs(self, runs: Sequence[tuple[Job, int]]) -> None:
+        self.book.write([
+            self.book.news("job-starting", job.id, run=run, folder=str(self.fleet.folder(job.id, run)))
+            for job, run in runs
+        ])  # fmt: skip
 
     def _launch(self, job: Job, slots: tuple[Slot, ...]) -> Launch:
         spec = job.spec
-        workdir = Path(spec.workdir) if spec.workdir is not None else self.snapshots.folder(spec.snapshot or "")
         own = self._folder / "checkpoints" / job.id
+        if spec.workdir is not None:
+            workdir = Path(spec.workdir)
+            checkpoints = workdir / spec.checkpoint_dir if spec.checkpoint_dir is not None else own
+        else:  # many jobs may share it
+            workdir = self.snapshots.path(spec.snapshot or "")
+            checkpoints = own / spec.checkpoint_dir if spec.checkpoint_dir is not None else own
         return Launch(
-            job=job.id, run=job.run, spec=spec, workdir=workdir, slots=slots,
-            checkpoint_dir=(workdir / spec.checkpoint_dir) if spec.checkpoint_dir is not None else own,
+            job=job.id, run=job.run, spec=spec, workdir=workdir, checkpoint_dir=checkpoints, slots=slots,
+            kinds=tuple(self.book.scheduler.cluster.kinds),
         )  # fmt: skip
 
-    # ------------------------------------------------------------------------------------ wishes: jobs
 
-    def submit(self, spec: JobSpec, who: Person, key: str | None = None) -> Submitted:
-        team = spec.team or who.team
-        if key is not None and (jobs := self.book.log.used_key(who.user, key)) is not None:
-            return Submitted(jobs=jobs, new=False)
-        self._check_place(spec)
-        with self.book.lock:
-            news = [self._submission(one, who, team) for one in _array(spec)]
-            names = [one.job for one in news if one.job is not None]
-            try:
-                self.book.write(news, (who.user, key, names) if key is not None else None)
-            except KeyUsedError as used:
-                return Submitted(jobs=used.jobs, new=False)
-        self._wake.set()
-        return Submitted(jobs=names)
-
-    def _submission(self, spec: JobSpec, who: Person, team: str) -> News:
-        while (name := f"{spec.name}-{secrets.token_hex(3)}") in self.book.state.jobs:
-            pass
-        plain = spec.model_dump(mode="json", exclude_defaults=True)
-        job = Job(
-            id=name, spec=spec, user=who.user, team=team, submitted=self._clock(), speed={},
-            min_workers=spec.min_workers, max_workers=min(spec.ests, spec.max_workers or spec.ests),
-        )  # fmt: skip
-        speed = first_speed(job.needs(), self.book.scheduler.cluster.kinds)
-        return self.book.news("job-submitted", name, spec=plain, user=who.user, team=team, speed=speed)
-
-    def _check_place(self, spec: JobSpec) -> None:
-        if spec.snapshot is not None:
-            folder = self.snapshots.folder(spec.snapshot)
-        else:
-            folder = Path(spec.workdir or "")
-            if not folder.is_absolute() or not folder.is_dir():
-                raise UsageError(
-                    f"The working directory {folder} is not there.",
-                    "it has to be a whole path to a folder on the service's machine.",
-                    "name one, or send a copy of yours with `easyscale submit --snapshot`.",
-                )
-        if spec.script is None:
-            return
-        script = folder / spec.script
-        inside = script.resolve().is_relative_to(folder.resolve())
-        if not inside or not script.is_file():
-            raise UsageError(
-                f"The script {spec.script} is not there.",
-                "it leads out of the working directory." if not inside else f"there is no such file in {folder}.",
-                "name a file in the working directory.",
-            )
-
-    def scale(self, job: str, wish: ScaleWish, who: Person) -> JobView:
-        with self.book.lock:
-            found = self._living(job)
-            ests = found.spec.ests
-            least = wish.min_workers or found.min_workers
-            most = min(ests, wish.max_workers or found.max_workers)
-            if found.spec.gang:
-                least = most
-            if least > most:
-                raise UsageError(
-                    f"{least} to {most} workers are no range for {job}.",
-                    f"it has {ests} ESTs, and its minimum cannot be above its maximum.",
-                    "name a minimum that is not above the maximum.",
-                )
-            self.book.write([self.book.news(
-                "job-limits", job, min_workers=1 if found.spec.gang else least, max_workers=most, user=who.user
-            )])  # fmt: skip
-        return self._view_after(job)
-
-    def pause(self, job: str, who: Person) -> JobView:
-        return self._wish(job, who, "job-pause", {"run"}, "is paused already")
-
-    def resume(self, job: str, who: Person) -> JobView:
-        return self._wish(job, who, "job-resume", {"pause"}, "is not paused")
-
-    def cancel(self, job: str, who: Person) -> JobView:
-        with self.book.lock:
-            found = self._living(job)
-            news = [] if found.wish == "cancel" else [self.book.news("job-cancel", job, user=who.user)]
-            if not found.active:
-                news.append(self.book.news("job-cancelled", job, step=found.step))
-            self.book.write(news)
-        return self._view_after(job)
-
-    def _wish(self, job: str, who: Person, kind: str, when: set[str], otherwise: str) -> JobView:
-        with self.book.lock:
-            found = self._living(job)
-            if found.wish not in when:
-                raise ConflictError(
-                    f"The job {job} {otherwise if found.wish != 'cancel' else 'is being cancelled'}.",
-                    f"it is {found.word}.",
-                    f"`easyscale describe {job}` shows it.",
-                )
-            self.book.write([self.book.news(kind, job, user=who.user)])
-        return self._view_after(job)
-
-    def _view_after(self, job: str) -> JobView:
-        self._wake.set()
-        return self.job(job)
-
-    def _living(self, job: str) -> Job:
-        found = self._find(job)
-        if found.over:
-            raise ConflictError(
-                f"The job {job} has ended.", f"it is {found.word}.", "submit it again if it should run again."
-            )
-        return found
-
-    # ------------------------------------------------------------------------------------ wishes: devices, teams
-
-    def drain(self, device: str, who: Person) -> ClusterView:
-        with self.book.lock:
-            self._device(device, {"in"}, "is not in use for training")
-            by = self._clock() + DRAIN_SECONDS
-            self.book.write([self.book.news("device-drain", id=device, user=who.user, by=by)])
-        self._wake.set()
-        return self.cluster()
-
-    def undrain(self, device: str, who: Person) -> ClusterView:
-        with self.book.lock:
-            found = self._device(device, {"drained", "lost"}, "is not drained")
-            kind = "device-undrain" if found.standing == "drained" else "device-found"
-            self.book.write([self.book.news(kind, id=device, user=who.user, why="someone said so")])
-        self._wake.set()
-        return self.cluster()
-
-    def lose(self, device: str, why: str, who: Person) -> ClusterView:
-        with self.book.lock:
-            self._device(device, {"in", "drained", "away"}, "is lost already")
-            self.book.write([self.book.news("device-lost", id=device, why=why, user=who.user)])
-        self._wake.set()
-        return self.cluster()
-
-    def lend(self, wish: Lend, who: Person) -> ClusterView:
-        """Devices that were called back are there again; devices of a serving system that are new are added."""
-        with self.book.lock:
-            away = [d for d in self.book.state.devices.values() if d.standing == "away" and d.by is None]
-            chosen = self._chosen(wish, away, "is not with the serving system, or has not been given back yet")
-            self.book.write([self.book.news("device-lent", id=device, user=who.user) for device in chosen])
-        self._wake.set()
-        return self.cluster()
-
-    def call_back(self, wish: Lend, who: Person) -> ClusterView:
-        """The serving system needs them: idle ones first, then those whose job has the lowest priority."""
-        with self.book.lock:
-            state = self.book.state
-            here = [device for device in state.devices.values() if device.standing == "in"]
-            here.sort(key=lambda d: (d.job is not None, state.jobs[d.job].spec.priority if d.job else 0, not d.lent))
-            chosen = self._chosen(wish, here, "is not in use for training")
-            by = self._clock() + wish.within
-            self.book.write([self.book.news("device-called", id=device, by=by, user=who.user) for device in chosen])
-        self._wake.set()
-        return self.cluster()
-
-    def set_team(self, name: str, quota: int | None, borrow: bool, who: Person) -> None:
-        self.book.write([self.book.news("team-set", name=name, quota=quota, borrow=borrow, user=who.user)])
-        self._wake.set()
-
-    def snapshot(self, archive: Path, who: Person) -> str:
-        return self.snapshots.take(archive)
-
-    def _device(self, name: str, standings: set[str], otherwise: str) -> Device:
-        found = self.book.state.devices.get(name)
-        if found is None:
-            raise NotFoundError(
-                f"There is no device {name}.", "the cluster never had it.", "`easyscale devices` lists them."
-            )
-        if found.standing not in standings:
-            raise ConflictError(
-                f"The device {name} {otherwise}.", f"it is {found.standing}.", "`easyscale devices` shows them."
-            )
-        return found
-
-    def _chosen(self, wish: Lend, among: Sequence[Device], otherwise: str) -> list[str]:
-        left = {device.slot.id: device for device in among}
-        chosen: list[str] = []
-        for name in wish.devices:
-            if name not in left:
-                self._device(name, set(), otherwise)
-            chosen.append(left.pop(name).slot.id)
-        for kind, count in wish.types.items():
-            of_kind = [name for name, device in left.items() if device.kind == kind]
-            if len(of_kind) < count:
-                raise ConflictError(
-                    f"There are not {count} {kind} to choose from.",
-                    f"{len(of_kind)} of that type are where they would have to be.",
-                    "`easyscale devices` shows them; ask for fewer.",
-                )
-            chosen += of_kind[:count]
-        if not chosen:
-            raise UsageError("No device was named.", "neither types nor devices say which.", "name some.")
-        return chosen
-
-
-def _array(spec: JobSpec) -> list[JobSpec]:
-    if spec.array is None:
-        return [spec]
-    return [
-        spec.model_copy(update={
-            "name": f"{spec.name[:56]}-{index}", "array": None,
-            "env": {**spec.env, "EASYSCALE_ARRAY_INDEX": str(index)},
-        })
-        for index in range(spec.array)
-    ]  # fmt: skip
+def newer(known: Sequence[float], now: Sequence[float]) -> Sequence[float]:
+    """Of a list that grows at its end and loses its beginning, what has come."""
+    for start in range(len(known) + 1):
+        if list(now[: len(known) - start]) == list(known[start:]):
+            return now[len(known) - start :]
+    return now

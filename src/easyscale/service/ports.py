@@ -147,6 +147,7 @@ class Launch:
     workdir: Path
     checkpoint_dir: Path
     slots: tuple[Slot, ...]
+    kinds: tuple[str, ...] = ()  # the types of devices that there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +174,8 @@ class Fleet(Protocol):
         """The run is to use exactly these devices from now on."""
 
     def stop(self, job: str, run: int, *, now: bool = False) -> None:
-        """End with a checkpoint; `now`: without."""
+        """End with a checkpoint; `now`: without, even if its master does not answer. A run that has not begun never
+        will."""
 
     def look(self, job: str, run: int, events: int = 50) -> Sight: ...
     def adopt(self, job: str, run: int) -> None:

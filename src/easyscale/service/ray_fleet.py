@@ -51,6 +51,9 @@ class RayFleet(LocalFleet):
         log = folder / "logs" / "master.log"
         self._processes[folder.name] = self._masters.start(folder.name, command, environment, cwd, log, here())
 
+    def _knows(self, name: str) -> bool:
+        return name in self._processes
+
     def _ended(self, name: str) -> int | None:
         process = self._processes.get(name)
         if process is None or not process.gone():

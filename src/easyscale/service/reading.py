@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from easyscale.core.cluster import Devices
+from easyscale.core.cluster import Devices, Slot
 from easyscale.planner.proposals import Asker, Proposal, grow, shrink
 from easyscale.planner.wire import speed_of_plain
-from easyscale.scheduler.waiting import why_waits
+from easyscale.scheduler.waiting import waiting_by_priority, why_waits
 from easyscale.service.carrier import Carrier
 from easyscale.service.chronicle import Chronicle
 from easyscale.service.errors import NotFoundError
 from easyscale.service.models import (
+    ENDED,
     Allocation,
     ClusterView,
     Comparison,
@@ -24,6 +28,7 @@ from easyscale.service.models import (
     JobPage,
     JobRow,
     JobView,
+    JobWord,
     LogFile,
     LogPart,
     PlanView,
@@ -40,11 +45,20 @@ from easyscale.service.models import (
 from easyscale.service.ports import Fleet, JobQuery
 from easyscale.service.records import Record
 from easyscale.service.sentences import sentence
-from easyscale.service.state import Device, Job
+from easyscale.service.state import Device, Job, State
 from easyscale.service.what_if import compare
 
 RANK = {"running": 0, "starting": 1, "stopping": 2, "pausing": 3, "queued": 4, "paused": 5}
 MOST_RECORDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Of all jobs that have not ended, as of a record."""
+
+    seq: int
+    words: Counter[JobWord]
+    waiting: Mapping[int, int]  # by priority
 
 
 class Reading:
@@ -55,15 +69,20 @@ class Reading:
     policy: str
     backend: str
     _carrier: Carrier
+    _counted = Census(-1, Counter(), {})
 
     # ------------------------------------------------------------------------------------ jobs
 
     def jobs(self, query: JobQuery) -> JobPage:
         with self.book.lock:
-            found = [job for job in self.book.state.jobs.values() if _matches(job, query)]
-            found.sort(key=_ORDERS[query.order], reverse=query.order == "-submitted")
+            found = _found(self.book.state, query)
+            if query.order in _ORDERS:
+                found.sort(key=_ORDERS[query.order])
+            elif query.order == "-submitted":
+                found.reverse()
             page = found[query.offset : query.offset + query.limit]
-            return JobPage(jobs=[JobRow(**self._row(job)) for job in page], total=len(found))
+            rows = [self._row(job) for job in page]
+        return JobPage(jobs=[JobRow(**row) for row in rows], total=len(found))
 
     def job(self, job: str) -> JobView:
         with self.book.lock:
@@ -110,7 +129,15 @@ class Reading:
             return "Its devices are being freed by the jobs that held them."
         cluster = self.book.scheduler.cluster
         inside = cluster.jobs.get(job.id)
-        return why_waits(cluster, inside, self.policy) if inside is not None else None
+        return why_waits(cluster, inside, self.policy, self._census().waiting) if inside is not None else None
+
+    def _census(self) -> Census:
+        """Counted again only after something was written: many ask, and there may be very many jobs."""
+        state = self.book.state
+        if self._counted.seq != state.seq:
+            words = Counter(job.word for job in state.living.values())
+            self._counted = Census(state.seq, words, waiting_by_priority(self.book.scheduler.cluster))
+        return self._counted
 
     def _expected_end(self, job: Job) -> float | None:
         inside = self.book.scheduler.cluster.jobs.get(job.id)
@@ -153,13 +180,13 @@ class Reading:
     def records(self, after: int, limit: int, job: str | None = None, newest: bool = False) -> RecordPage:
         log, last = self.book.log, self.book.state.seq
         if newest:
-            found = [record for record in log.records(0, 4 * limit, job, True) if _tells(record)][-limit:]
+            found = [record for record in log.records(0, 4 * limit, job, True) if tells(record)][-limit:]
             return RecordPage(records=[view(record) for record in found], last=last)
-        found = []
+        found, size = [], min(MOST_RECORDS, limit + 50)
         while len(found) < limit:
-            page = list(log.records(after, MOST_RECORDS, job))
-            found += [record for record in page if _tells(record)]
-            if len(page) < MOST_RECORDS:
+            page = list(log.records(after, size, job))
+            found += [record for record in page if tells(record)]
+            if len(page) < size:
                 break
             after = page[-1].seq
         return RecordPage(records=[view(record) for record in found[:limit]], last=last)
@@ -210,10 +237,10 @@ class Reading:
         with self.book.lock:
             state, used = self.book.state, self._carrier.in_use()
             devices = [_device(device, device.slot.id in used) for device in state.devices.values()]
-            words = [job.word for job in state.living.values()]
+            words = self._census().words
         return ClusterView(
             policy=self.policy, backend=self.backend, types=_types(devices), devices=devices,
-            queued=words.count("queued"), running=words.count("running") + words.count("starting"),
+            queued=words["queued"], running=words["running"] + words["starting"],
         )  # fmt: skip
 
     def timeline(self, since: float, until: float) -> Timeline:
@@ -233,13 +260,25 @@ class Reading:
         return compare(jobs, capacity, cluster.kinds, policies)
 
 
+# Jobs are kept in the order of their submission, and sorting keeps it among those that are equal.
 _ORDERS: dict[str, Callable[[Job], Any]] = {
-    "submitted": lambda job: job.submitted,
-    "-submitted": lambda job: job.submitted,
-    "name": lambda job: (job.spec.name, job.submitted),
+    "name": lambda job: job.spec.name,
     "state": lambda job: (RANK.get(job.word, 9), -job.submitted),
-    "priority": lambda job: (-job.spec.priority, job.submitted),
+    "priority": lambda job: -job.spec.priority,
 }
+AT_WORK = {"running", "starting", "stopping", "pausing"}
+
+
+def _found(state: State, query: JobQuery) -> list[Job]:
+    """In the order of their submission. There may be very many: those that cannot match are not looked at."""
+    words, among = set(query.states), list(state.jobs.values())
+    if words and words <= AT_WORK:
+        among = sorted(state.busy.values(), key=lambda job: job.submitted)
+    elif words and words.isdisjoint(ENDED):
+        among = list(state.living.values())
+    if not words and query.team is query.user is query.text is None:
+        return among
+    return [job for job in among if _matches(job, query)]
 
 
 def _matches(job: Job, query: JobQuery) -> bool:
@@ -274,9 +313,17 @@ def _device(device: Device, used: bool) -> DeviceView:
         word = "leaving" if used else "away"
     else:
         word = "lost"
+    return _device_view(slot, device.memory_gb, word, device.lent, device.by, device.job)
+
+
+@lru_cache(8192)
+def _device_view(
+    slot: Slot, memory_gb: float | None, word: DeviceWord, lent: bool, by: float | None, job: str | None
+) -> DeviceView:
+    """Few of them change from one question to the next."""
     return DeviceView(
-        id=slot.id, kind=slot.kind, node=slot.node, memory_gb=device.memory_gb, uuid=slot.uuid, state=word,
-        lent=device.lent, by=device.by, job=device.job,
+        id=slot.id, kind=slot.kind, node=slot.node, memory_gb=memory_gb, uuid=slot.uuid, state=word, lent=lent, by=by,
+        job=job,
     )  # fmt: skip
 
 
@@ -296,7 +343,7 @@ def _types(devices: Sequence[DeviceView]) -> list[TypeView]:
     return found
 
 
-def _tells(record: Record) -> bool:
+def tells(record: Record) -> bool:
     """A decision that changed nothing is written down for the replay alone."""
     return record.kind != "decided" or bool(record.body["changes"])
 

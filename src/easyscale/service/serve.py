@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import getpass
 import logging
 import os
@@ -54,11 +55,20 @@ def run(options: UpOptions) -> None:
         app = make_app(live, people, settings, metrics)
         with _announced(options, options.url(port)):
             _connect(options, options.url(port), token, tls, people)
+            settle()
             live.start(devices)
             try:
                 serve(app, host=options.host, tls=tls, sock=sock, on_ready=lambda url: _say(options, url, live))
             finally:
                 live.close()
+
+
+def settle() -> None:
+    """All that is there by now stays: Python need not look through it for garbage, nor look each time an answer is made
+    (a page of a large cluster is some thousand objects)."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def _fleet(options: UpOptions) -> tuple[Fleet, list[Found]]:

@@ -42,6 +42,10 @@ class Snapshots:
             shutil.rmtree(part, ignore_errors=True)
         return name
 
+    def path(self, name: str) -> Path:
+        """Where it is, if it is there."""
+        return self._folder / name
+
     def folder(self, name: str) -> Path:
         found = self._folder / name
         if "/" in name or name.startswith(".") or not found.is_dir():

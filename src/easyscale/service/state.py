@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import median
 from typing import Any, Literal
 
@@ -25,6 +27,7 @@ class Device:
     memory_gb: float | None = None
     lent: bool = False
     standing: Literal["in", "drained", "lost", "away"] = "in"
+    back: Literal["in", "drained", "away"] = "in"  # a lost one: what it is when it is found again
     by: float | None = None  # when it must be free
     by_hand: bool = False  # someone said that it is lost: it stays so until someone says otherwise
     job: str | None = None  # that it is assigned to
@@ -57,6 +60,7 @@ class Job:
     max_workers: int = 1
     bound: str | None = None  # the type that it began on
     assigned: tuple[str, ...] = ()
+    reach: frozenset[str] = frozenset()  # devices that its present run may have been told to use, at any time
     run: int = 0  # how often it was started
     active: bool = False  # its last run has not ended, as far as is known
     training: bool = False  # that run has completed a step
@@ -82,6 +86,15 @@ class Job:
     pauses: list[float] = field(default_factory=list)
 
     @property
+    def gang(self) -> bool:
+        """Exactly so many devices or none. The bits of D0 are those of one plan, which is never changed."""
+        return self.spec.gang or self.spec.determinism == "D0"
+
+    @property
+    def least(self) -> int:
+        return self.max_workers if self.gang else self.min_workers
+
+    @property
     def over(self) -> bool:
         return self.end is not None
 
@@ -101,10 +114,21 @@ class Job:
         spec = self.spec
         types = (self.bound,) if self.bound is not None else tuple(spec.types) if spec.types is not None else None
         return Needs(
-            ests=spec.ests, min_workers=1 if spec.gang else self.min_workers, max_workers=self.max_workers,
+            ests=spec.ests, min_workers=1 if self.gang else self.min_workers, max_workers=self.max_workers,
             level=spec.determinism, types=types, memory_gb=spec.memory_gb,
-            gang=self.max_workers if spec.gang else None, priority=spec.priority, tenant=self.team,
+            gang=self.max_workers if self.gang else None, priority=spec.priority, tenant=self.team,
         )  # fmt: skip
+
+
+def shared(plain: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One for all that are equal: of many jobs, as of an array, the same is known."""
+    return _of_text(json.dumps(plain))
+
+
+@lru_cache(4096)
+def _of_text(text: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(text)
+    return found
 
 
 @dataclass(slots=True)
@@ -114,6 +138,8 @@ class State:
     devices: dict[str, Device] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)  # in the order of their submission
     living: dict[str, Job] = field(default_factory=dict)  # those that have not ended
+    busy: dict[str, Job] = field(default_factory=dict)  # of these, those that run or have devices: few of many
+    dated: dict[str, Job] = field(default_factory=dict)  # of these, those with a deadline that they have not missed
     teams: dict[str, tuple[int | None, bool]] = field(default_factory=dict)
     policy: str = ""
     spans: list[Span] = field(default_factory=list)
@@ -151,6 +177,7 @@ class State:
             self.policy = body["policy"]
         elif job is not None:
             self._job(job, record)
+            self._sort_in(job)
 
     def _device(self, kind: str, body: Mapping[str, Any], now: float) -> None:
         if kind == "device-added":
@@ -165,11 +192,16 @@ class State:
         elif kind == "device-called":
             device.standing, device.by = "away", body["by"]
         elif kind == "device-lost":
+            if device.standing != "lost":
+                device.back = device.standing
             device.standing, device.by, device.by_hand = "lost", None, "user" in body
             if device.job is not None:
                 job = self.jobs[device.job]
                 self._assign(job, tuple(other for other in job.assigned if other != device.slot.id), now)
-        elif kind in ("device-undrain", "device-found"):
+                self._sort_in(job)
+        elif kind == "device-found":
+            device.standing, device.by = device.back, None
+        elif kind == "device-undrain":
             device.standing, device.by = "in", None
         elif kind == "device-lent":
             device.standing, device.by, device.lent = "in", None, True
@@ -181,11 +213,21 @@ class State:
         body = record.body
         spec = JobSpec.model_validate(body["spec"])
         job = Job(
-            id=record.job, spec=spec, user=body["user"], team=body["team"], submitted=record.time, speed=body["speed"],
-            min_workers=spec.min_workers, max_workers=min(spec.ests, spec.max_workers or spec.ests),
-            total=spec.max_steps or spec.steps,
+            id=record.job, spec=spec, user=body["user"], team=body["team"], submitted=record.time,
+            speed=shared(body["speed"]), min_workers=spec.min_workers,
+            max_workers=min(spec.ests, spec.max_workers or spec.ests), total=spec.max_steps or spec.steps,
         )  # fmt: skip
         self.jobs[job.id] = self.living[job.id] = job
+        if spec.deadline is not None:
+            self.dated[job.id] = job
+
+    def _sort_in(self, job: Job) -> None:
+        if job.end is None and (job.active or job.assigned):
+            self.busy[job.id] = job
+        else:
+            self.busy.pop(job.id, None)
+        if job.end is not None or job.late:
+            self.dated.pop(job.id, None)
 
     def _job(self, job: Job, record: Record) -> None:
         body = record.body
@@ -204,7 +246,7 @@ class State:
                 self._assign(job, (), record.time)
             case "starting":
                 job.run, job.active, job.training, job.told = body["run"], True, False, record.time
-                job.began = record.time
+                job.began, job.reach = record.time, frozenset(job.assigned)
                 job.started = job.started or record.time
             case "running":
                 job.training = True
@@ -221,7 +263,7 @@ class State:
             case "progressed":
                 self._progress(job, body)
             case "proposed":
-                job.speed, job.limit = body["speed"], body.get("limit")
+                job.speed, job.limit = shared(body["speed"]), body.get("limit")
             case "planned":
                 job.plans = [*job.plans[1 - MOST_PLANS :], {"time": record.time, **body}]
             case "told":
@@ -265,6 +307,8 @@ class State:
                 self.open[new] = Span(new, job.id, now)
                 self.spans.append(self.open[new])
         job.assigned = devices
+        if job.active:
+            job.reach |= frozenset(devices)
         if devices and job.bound is None and job.spec.determinism != "D2":
             job.bound = self.devices[devices[0]].kind
         if len(self.spans) > MOST_SPANS:

@@ -55,33 +55,31 @@ def hunger(cluster: Cluster) -> dict[str, int]:
 
 @dataclass
 class Stock:
-    """`look` in each round: never waits."""
+    """`look` in each round: never waits. The devices that are there, if the fleet has just said so."""
 
     fleet: Fleet
-    note: Note
     _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "stock"))
     _found: Future[list[Found] | None] | None = None
     _next: float = 0.0
     _told: tuple[dict[str, int], dict[str, int]] | None = None
 
-    def look(self, state: State, cluster: Cluster) -> list[News]:
+    def look(self, cluster: Cluster) -> list[Found] | None:
         now = time.monotonic()
         if self._found is None:
             if now >= self._next:
                 self._found = self._pool.submit(self._ask, dict(cluster.held), hunger(cluster))
-            return []
+            return None
         if not self._found.done():
-            return []
+            return None
         future, self._found, self._next = self._found, None, now + LOOK_SECONDS
         try:
             found = future.result()
         except (EasyScaleError, OSError) as problem:
             logger.warning("the devices could not be listed: %s", problem)
-            return []
+            return None
         if found is None:
             self._next = float("inf")  # they do not come and go
-            return []
-        return compare(state, found, self.note, "its node has left the cluster")
+        return found
 
     def _ask(self, held: dict[str, int], more: dict[str, int]) -> list[Found] | None:
         if (held, more) != self._told:

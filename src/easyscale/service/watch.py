@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from easyscale.service.state import Job
 
 PROGRESS_SECONDS = 10.0  # between two records of a job's progress
 CRASHES = 3  # runs in a row that may vanish without a step; then the job has failed
+NOISE = 0.05  # a speed that differs by less is no news
 KILLED = 128 + signal.SIGKILL  # its last worker was: by the machine, for want of memory, by someone's hand
 STOPPED = (128 + signal.SIGTERM, 128 + signal.SIGINT)
 Note = Callable[..., News]
@@ -28,7 +29,6 @@ class Watch:
     clock: Callable[[], float]
     _progress: dict[str, float] = field(default_factory=dict)  # when it was written last
     _plans: dict[str, tuple[int, int]] = field(default_factory=dict)  # run and number of the last plan
-    _models: dict[str, Any] = field(default_factory=dict)
 
     def see(self, job: Job, sight: Sight) -> list[News]:
         if sight.state == "ended":
@@ -40,8 +40,8 @@ class Watch:
         return list(self._running(job, sight.status))
 
     def forget(self, job: Job) -> None:
-        for known in (self._progress, self._plans, self._models):
-            known.pop(job.id, None)
+        self._progress.pop(job.id, None)
+        self._plans.pop(job.id, None)
 
     # ------------------------------------------------------------------------------------ while it runs
 
@@ -60,9 +60,10 @@ class Watch:
         if seats and now - self._progress.get(job.id, 0.0) >= PROGRESS_SECONDS:
             self._progress[job.id] = now
             yield self._progressed(job, status)
-        if status.model is not None and status.model != self._models.get(job.id, job.speed):
-            self._models[job.id] = status.model
-            yield self.note("job-proposed", job.id, speed=status.model["speed"], limit=status.model.get("limit"))
+        if status.model is not None:
+            speed, limit = status.model["speed"], status.model.get("limit")
+            if limit != job.limit or not alike(speed, job.speed):
+                yield self.note("job-proposed", job.id, speed=speed, limit=limit)
 
     def _told(self, job: Job, event: Happening) -> News:
         return self.note("job-told", job.id, **asdict(event))
@@ -106,3 +107,14 @@ class Watch:
 
 def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two plain forms of a speed are as good as the same: what is measured is never twice the same."""
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return abs(one - other) <= NOISE * max(abs(one), abs(other))
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(alike(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(alike(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
