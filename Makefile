@@ -1,6 +1,7 @@
 # demo: see the promise kept, in a minute.   test: everything that is checked.   bench: tables and JSON.
+# soak: the service under load for 30 minutes (MINUTES=N); fails if something grows that should not.
 # chaos: 200 random events (EVENTS=N) against one job, from a new seed (SEED=N: that one again).
-.PHONY: demo test bench chaos clean
+.PHONY: demo test bench soak chaos clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -16,10 +17,14 @@ test: $(STAMP)
 	$(BIN)/pytest -n 2
 
 bench: $(STAMP)
-	@for script in benchmarks/*.py benchmarks/elastic/switch.py benchmarks/elastic/recovery.py benchmarks/elastic/steady.py; do \
+	@for script in $(filter-out benchmarks/soak.py,$(wildcard benchmarks/*.py)) benchmarks/elastic/switch.py benchmarks/elastic/recovery.py benchmarks/elastic/steady.py; do \
 		[ -e "$$script" ] || { echo "no benchmarks yet"; break; }; \
 		echo "== $$script"; $(BIN)/python "$$script" || exit 1; \
 	done
+
+MINUTES ?= 30
+soak: $(STAMP)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
 
 EVENTS ?= 200
 SEED ?= $(shell date +%s)

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from parts.service_page import service_load, service_policies
+from parts.tables import table
+
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 Row = dict[str, Any]
@@ -98,6 +101,7 @@ def write_page() -> None:
     parts += [against_stock(kind) for kind in ("gpu", "cpu")]
     parts += [bytes_sent(), *map(size, ("gpu", "cpu")), link()]
     parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady(), planner(), simulator()]
+    parts += [service_load(read("service-load")), service_policies(read("service-policies"))]
     DOCS.mkdir(exist_ok=True)
     (DOCS / "benchmarks.md").write_text("\n".join(part for part in parts if part))
 
@@ -105,11 +109,6 @@ def write_page() -> None:
 def read(name: str) -> Any:
     path = HERE / "results" / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else []
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines) + "\n"
 
 
 def on(rows: Sequence[Row]) -> str:

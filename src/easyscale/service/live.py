@@ -33,7 +33,7 @@ from easyscale.service.wishes import Wishes
 logger = logging.getLogger(__name__)
 
 TICK = 0.25  # seconds between two rounds, if nothing wakes the loop
-TOGETHER = 0.02  # wishes that come within so many seconds wake it once
+TOGETHER = 0.05  # wishes that come within so many seconds wake it once
 STUCK = 15.0  # seconds without a round after which the service is not ready
 AFTER_A_BROKEN_RULE = 5.0  # seconds; twice as long each time
 LONGEST_AFTER_A_BROKEN_RULE = 300.0
