@@ -281,7 +281,9 @@ class FakeFleet:
     def adopt(self, job: str, run: int) -> None:
         with self._lock:
             self._called("adopt")
-            self._living(job, run).masterless = False
+            found = self.runs.get((job, run))
+            if found is not None:
+                found.masterless = False
 
     def folder(self, job: str, run: int) -> Path:
         return self._folder / (f"{job}.{run}" if run else job)

@@ -152,9 +152,9 @@ def event_of(cluster: Cluster, deed: Deed, now: float, number: int) -> Event | N
         if what == "fail":
             return JobFailed(time=now, job=job.id, why="it broke")
         if what == "change":
-            least = 1 + two % job.needs.ests
             if job.needs.gang is not None:
-                return None
+                return JobChanged(time=now, job=job.id, min_workers=1, max_workers=1 + two)
+            least = 1 + two % job.needs.ests
             return JobChanged(time=now, job=job.id, min_workers=least, max_workers=max(least, one))
         if what == "progress":
             return JobProgressed(time=now, job=job.id, done=job.progress(now), switch_seconds=float(two))

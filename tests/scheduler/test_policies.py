@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 
 from easyscale.core.cluster import Needs, total
 from easyscale.core.errors import UsageError
-from easyscale.scheduler.events import JobFinished, JobSubmitted
+from easyscale.planner.model import EstSpeed
+from easyscale.scheduler.events import JobChanged, JobFinished, JobSubmitted
 from easyscale.scheduler.policies import POLICIES, make
 from easyscale.scheduler.policy import whole
 from easyscale.scheduler.rules import check
@@ -134,3 +135,54 @@ def test_a_misspelt_policy_is_answered_with_the_nearest() -> None:
 def test_an_option_that_a_policy_does_not_have_is_named() -> None:
     with pytest.raises(UsageError, match="colour"):
         make("fifo", colour="red")
+
+
+@every_policy
+@pytest.mark.parametrize("needs", [Needs(ests=4, gang=3), Needs(ests=4, min_workers=3)])
+def test_a_job_starts_though_fewer_devices_than_its_least_would_be_as_fast(name: str, needs: Needs) -> None:
+    """4 ESTs on 3 devices take two turns, as on 2."""
+    life = Life.under(make(name))
+    life.happen(JobSubmitted(time=0.0, job="j", needs=needs, speed=EstSpeed(4, {"a": 0.1, "b": 0.1}), work=100.0))
+    life.decide(0.0)
+    assert total(life.cluster.jobs["j"].devices) >= 3
+
+
+@every_policy
+def test_limits_that_a_user_changes_hold_from_the_next_decision_on(name: str) -> None:
+    life = Life.under(make(name))
+    life.happen(JobSubmitted(time=0.0, job="j", needs=Needs(ests=4), speed=LINEAR, work=1e6))
+    life.happen(JobSubmitted(time=0.0, job="gang", needs=Needs(ests=4, gang=4, types=("b",)), speed=LINEAR, work=1e6))
+    life.decide(0.0)
+    assert life.cluster.jobs["gang"].devices == {"b": 4}
+    life.happen(JobChanged(time=400.0, job="j", min_workers=1, max_workers=2))
+    life.happen(JobChanged(time=400.0, job="gang", min_workers=1, max_workers=3))
+    life.decide(400.0)
+    assert 1 <= total(life.cluster.jobs["j"].devices) <= 2
+    assert life.cluster.jobs["gang"].devices == {"b": 3}
+
+
+def test_gavel_forgets_the_types_that_a_job_is_no_longer_allowed() -> None:
+    """Its shares were found before the first start bound the job to a type."""
+    life = Life.under(make("gavel"))
+    life.cluster.capacity.update({"a": 2, "b": 2, "c": 0})
+    for number, kinds in enumerate(({"a": 1.0, "b": 0.9, "c": 0.1}, {"a": 1.0, "b": 0.9, "c": 0.1})):
+        life.happen(JobSubmitted(time=0.0, job=f"j{number}", needs=Needs(ests=2), speed=Power(kinds, 1.0), work=1e6))
+    for round_ in range(6):  # by turns on the better type, if they might
+        life.decide(360.0 * round_)
+    assert {job: list(life.cluster.jobs[job].devices) for job in ("j0", "j1")} == {"j0": ["a"], "j1": ["b"]}
+
+
+def test_homo_lets_a_job_start_on_what_jobs_of_lower_priority_hold() -> None:
+    """Of its type there is not all that it asked for: then any type may have to do."""
+    life = Life.under(make("easyscale-homo"))
+    life.cluster.capacity.update({"a": 2, "b": 4, "c": 0})
+    life.happen(JobSubmitted(time=0.0, job="low", needs=Needs(ests=4, types=("b",)), speed=LINEAR, work=1e6))
+    life.happen(JobSubmitted(
+        time=0.0, job="peer", needs=Needs(ests=2, min_workers=2, priority=1, types=("a",)), speed=LINEAR, work=1e6
+    ))  # fmt: skip
+    life.decide(0.0)
+    life.happen(JobSubmitted(
+        time=60.0, job="high", needs=Needs(ests=4, priority=1), speed=LINEAR, work=1e6, requested=4, kind="a"
+    ))  # fmt: skip
+    life.decide(60.0)
+    assert life.cluster.jobs["high"].devices.get("b")

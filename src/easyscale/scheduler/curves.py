@@ -28,6 +28,8 @@ class Curve:
     def counts(self, held: int, least: int, most: int, same: int) -> list[int]:
         """Numbers of devices beyond `held` that are worth a look, at least `least` and at most `most`, and `same`."""
         top = self.peak if self.peak > same else same
+        if least > top:  # it cannot have fewer, though they would be as fast
+            top = least
         if most > top:
             most = top
         found = self._known.get((held, least, most, same))

@@ -19,8 +19,9 @@ def why_waits(cluster: Cluster, job: Job, policy: str, waiting: Mapping[int, int
     needs = job.needs
     fitting = [
         kind
-        for kind in cluster.capacity
-        if needs.allows(kind) and cluster.kinds[kind].memory_gb >= needs.memory_gb and job.speed.rate({kind: 1}) > 0.0
+        for kind, count in cluster.capacity.items()
+        if count and needs.allows(kind) and cluster.kinds[kind].memory_gb >= needs.memory_gb
+        if job.speed.rate({kind: 1}) > 0.0
     ]
     if not fitting:
         return _no_type(cluster, job)
@@ -37,10 +38,10 @@ def why_waits(cluster: Cluster, job: Job, policy: str, waiting: Mapping[int, int
     line = waiting_by_priority(cluster) if waiting is None else waiting
     ahead = sum(count for priority, count in line.items() if priority > needs.priority)
     if (total(free) if needs.level == "D2" else max(free.values(), default=0)) < needs.least:
-        more = f" {ahead} waiting jobs have a higher priority." if ahead else ""
+        more = f" {_jobs(ahead)} a higher priority." if ahead else ""
         return f"All devices that it can use are held ({_of(there)}).{more}"
     if ahead:
-        return f"{ahead} waiting jobs have a higher priority; free devices are kept for them."
+        return f"{_jobs(ahead)} a higher priority; free devices are kept for that."
     return f"The policy {policy} has other plans for the devices that are free ({_of(free)})."
 
 
@@ -51,9 +52,13 @@ def _no_type(cluster: Cluster, job: Job) -> str:
     if needs.types is not None and not any(cluster.capacity.get(kind) for kind in allowed):
         bound = " (it began on that type, and another one would change its bits)" if job.started is not None else ""
         return f"It runs on {' or '.join(needs.types)} only{bound}; the cluster has {here} now."
-    if needs.memory_gb and allowed:
+    if allowed and all(cluster.kinds[kind].memory_gb < needs.memory_gb for kind in allowed):
         return f"It needs {needs.memory_gb:g} GB on a device, and no device that it may use has so much."
     return f"No device that it may use is there now; the cluster has {here}."
+
+
+def _jobs(count: int) -> str:
+    return "1 waiting job has" if count == 1 else f"{count} waiting jobs have"
 
 
 def _devices(count: int) -> str:

@@ -42,6 +42,7 @@ class Chronicle:
         self.scheduler = Scheduler(Cluster(), make(policy))
         self.appended: Callable[[float, int], None] = lambda seconds, records: None
         self._listeners: list[Callable[[], None]] = []
+        self.trouble: tuple[float, str] | None = None  # since when nothing can be written, and why
         self._doubt = False  # a write failed, and may have been done all the same
         self._unheard = False  # the policy said something that was not written down
         for record in log.records():
@@ -61,8 +62,9 @@ class Chronicle:
             began = time.perf_counter()
             try:
                 records = self.log.append(news, key)
-            except StoreError:
+            except StoreError as problem:
                 self._doubt = True
+                self.trouble = self.trouble or (self.clock(), problem.what)
                 raise
             self.appended(time.perf_counter() - began, len(records))
             with self.lock:
@@ -75,6 +77,14 @@ class Chronicle:
             except Exception:  # it is written down, whoever cannot hear of it
                 logger.exception("a listener failed")
         return records
+
+    def recover(self) -> None:
+        """If nothing could be written before: can it now?"""
+        with self.lock:
+            if self.trouble is not None:
+                since, why = self.trouble
+                self.write([self.news("store-failed", since=since, why=why)])
+                self.trouble = None
 
     def _catch_up(self) -> None:
         """A store that was lost in the moment of a write may have done it."""

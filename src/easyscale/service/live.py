@@ -108,7 +108,7 @@ class Live(Wishes):
         silent = self._ticks() - self._rounded
         if self._thread is not None and silent > STUCK:
             return f"The loop has not made a round for {silent:.0f} seconds."
-        return self._trouble or self._broken
+        return self.book.trouble[1] if self.book.trouble is not None else self._trouble or self._broken
 
     def _take_stock(self, devices: Sequence[Found], why: str) -> None:
         """What of these is news, and what jobs that have not run yet may think of new types."""
@@ -149,6 +149,7 @@ class Live(Wishes):
     def round(self) -> None:
         """See, decide, carry out."""
         book = self.book
+        book.recover()
         if self._ticks() - self._kept > KEEP_SECONDS:
             self._keep()
             self._kept = self._ticks()

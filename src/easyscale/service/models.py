@@ -30,7 +30,7 @@ class Model(BaseModel):
 class JobLimits(Model):
     """What the processes of a job may use. A log that is full loses its oldest part; the others end the job."""
 
-    log_mb: Annotated[float, Field(gt=0, le=100_000)] = 64.0  # of one worker's output
+    log_mb: Annotated[float, Field(ge=0.01, le=100_000)] = 64.0  # of one worker's output
     processes: Annotated[int, Field(ge=8, le=100_000)] = 1024
     memory_gb: Annotated[float | None, Field(gt=0, le=100_000)] = None  # address space of one process
     open_files: Annotated[int | None, Field(ge=64, le=10_000_000)] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from easyscale.core.cluster import Devices, Slot
+from easyscale.master.trimming import end_of, read_part
 from easyscale.planner.proposals import Asker, Proposal, grow, shrink
 from easyscale.planner.wire import speed_of_plain
 from easyscale.scheduler.waiting import waiting_by_priority, why_waits
@@ -50,6 +52,7 @@ from easyscale.service.what_if import compare
 
 RANK = {"running": 0, "starting": 1, "stopping": 2, "pausing": 3, "queued": 4, "paused": 5}
 MOST_RECORDS = 1000
+LONGEST_LETTER = 4  # bytes of UTF-8
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,21 +213,19 @@ class Reading:
             found = self._find(job)
             more = found.active and run == found.run
         path = self.fleet.folder(job, run) / "logs" / f"worker-{worker}.{stream}"
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, 2)
-                begin = min(start, size) if start >= 0 else max(0, size + start)
-                file.seek(begin)
-                data = file.read(most)
-        except OSError:
+        if not path.is_file():
             raise NotFoundError(
                 f"Worker {worker} of run {run} of {job} has no such log.",
                 "that worker never ran, or printed nothing.",
                 f"`easyscale logs {job}` shows what there is.",
-            ) from None
-        text = data.decode("utf-8", errors="replace")
-        end = begin + len(data)
-        return LogPart(worker=worker, stream=stream, text=text, start=begin, next=end, end=not more and end >= size)
+            )
+        size = end_of(path)
+        part = read_part(path, min(start, size) if start >= 0 else max(0, size + start), most)
+        end = not more and part.next >= size
+        text, used = part.data.decode("utf-8", errors="replace"), len(part.data)
+        if not end and used > LONGEST_LETTER:  # a letter whose end is not there yet comes with the next part
+            text, used = codecs.utf_8_decode(part.data, "replace", False)
+        return LogPart(worker=worker, stream=stream, text=text, start=part.start, next=part.start + used, end=end)
 
     def series(self, job: str, most: int) -> Series:
         with self.book.lock:
@@ -356,7 +357,7 @@ def view(record: Record) -> RecordView:
 
 
 def _log_file(run: int, worker: int, stream: str, path: Path) -> LogFile:
-    return LogFile(run=run, worker=worker, stream="out" if stream == "out" else "err", size=path.stat().st_size)
+    return LogFile(run=run, worker=worker, stream="out" if stream == "out" else "err", size=end_of(path))
 
 
 def _finite(value: float | None) -> float | None:

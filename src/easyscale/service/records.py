@@ -27,6 +27,7 @@
 | `job-cancelled` | yes | step |
 | `decided` | | at, changes: [job, before, devices], by the policy |
 | `job-allocated` | yes | devices: ids that it is to hold from now on |
+| `store-failed` | | since, why: nothing could be written from then until now |
 | `service-started` | | version, policy |
 | `service-stopped` | | version |
 """

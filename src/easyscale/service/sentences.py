@@ -97,6 +97,7 @@ _SENTENCES: dict[str, Callable[[Body], str]] = {
     "job-cancelled": lambda b: f"Cancelled after {_steps(b)}.",
     "decided": _decided,
     "job-allocated": _allocated,
+    "store-failed": lambda b: f"Nothing could be written for a while, and can be again: {b['why']}",
     "service-started": lambda b: f"The service has started, with the policy {b.get('policy', '')}.",
     "service-stopped": lambda b: "The service has stopped; jobs go on.",
 }

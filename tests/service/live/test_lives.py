@@ -1,5 +1,5 @@
-"""Random lives of a service: whatever is wished, breaks or is restarted, the invariants of `World.check` hold after each
-round, the log tells all of it, and when the world stays calm every job that can run ends."""
+"""Random lives of a service: whatever is wished, breaks or is restarted, the invariants of `World.check` hold after
+each round, the log tells all of it, and when the world stays calm every job that can run ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from service.live.world import WHO, World
 Deed = tuple[str, int, int]
 WORDS = (
     "submit", "submit", "submit", "submit", "pass", "pass", "pass", "pause", "resume", "cancel", "scale", "drain",
-    "undrain", "lose", "found", "call", "lend", "quota", "fail", "vanish", "lose-worker", "lose-master", "silent", "slow",
-    "restart", "restart", "late", "make", "full", "torn", "refuse", "fewer",
+    "undrain", "lose", "found", "call", "lend", "quota", "fail", "vanish", "lose-worker", "lose-master", "silent",
+    "slow", "restart", "restart", "late", "make", "full", "torn", "refuse", "fewer",
 )  # fmt: skip
 deeds: st.SearchStrategy[list[Deed]] = st.lists(
     st.tuples(st.sampled_from(WORDS), st.integers(0, 40), st.integers(0, 7)), min_size=3, max_size=40

@@ -4,7 +4,7 @@ Source: Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for D
 linear program (HiGHS) finds for each job the fraction of time that it should spend on each type, so that the least
 normalized throughput is as large as can be; normalized by its throughput with an equal share of all types. Rounds
 carry that out: who has had least of what it is due goes first. Jobs get what their users asked for, one type a round.
-The program is solved again when jobs or devices come or go.
+The program is solved again when jobs or devices come or go, or a job asks for another number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Gavel:
     def decide(self, cluster: Cluster) -> Wanted:
         self._count(cluster)
         ledger = Ledger(cluster)
-        signature = (tuple(cluster.jobs), tuple(cluster.capacity.items()))
+        signature = (tuple((job.id, job.asked) for job in cluster.jobs.values()), tuple(cluster.capacity.items()))
         if signature != self._solved:
             self._solved = signature
             left = {kind: float(count) for kind, count in cluster.capacity.items()}
@@ -53,7 +53,12 @@ class Gavel:
                 had[kind] = had.get(kind, 0.0) + min(passed, cluster.now - job.since)
 
     def _round(self, ledger: Ledger, jobs: list[Job]) -> None:
-        pairs = [(self._priority(ledger.cluster, job, kind), job, kind) for job in jobs for kind in self._due[job.id]]
+        pairs = [
+            (self._priority(ledger.cluster, job, kind), job, kind)
+            for job in jobs
+            for kind in self._due[job.id]
+            if job.needs.allows(kind)  # its first start has bound it to a type, since the program was solved
+        ]
         pairs.sort(key=lambda pair: -pair[0])
         for _, job, kind in pairs:
             if not ledger.given(job) and ledger.fits(job, {kind: job.asked}):

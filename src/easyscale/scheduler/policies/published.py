@@ -47,11 +47,14 @@ class _Published:
         return ledger.wanted
 
     def _start(self, ledger: Ledger, job: Job) -> bool:
-        if job.devices and total(job.devices) >= job.needs.least and ledger.fits(job, job.devices):
+        least, cluster = job.needs.least, ledger.cluster
+        if least <= total(job.devices) <= job.needs.most and ledger.fits(job, job.devices):
             ledger.give(job, job.devices)
             return True
-        kinds = kinds_for(ledger.cluster, job) if self._anywhere else asked_kinds(ledger.cluster, job, job.needs.least)
-        devices = ledger.gang(job, job.needs.least, kinds)
+        kinds = kinds_for(cluster, job) if self._anywhere else asked_kinds(cluster, job, least)
+        devices = ledger.gang(job, least, kinds)
+        if devices is None:  # all that it asked for is not there of its type, so any may have to do
+            devices = ledger.gang(job, least, asked_kinds(cluster, job, job.asked))
         if devices is not None:
             ledger.give(job, devices)
         return devices is not None
