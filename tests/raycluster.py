@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine for tests: a head and nodes that have an address each, all of them loopback.
 
 Each node is a raylet of its own with one device of a type that is a custom resource. It takes some ten seconds to
-start, so there is one for a whole test session. Tests that use it are of one group, so that `-n 2` starts one of it.
+start, so there is one for a whole test session (under `-n 2` one for each process that has such tests).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ SURROUNDINGS = {
 os.environ.update(SURROUNDINGS)  # now: Ray reads them when it is imported, and a driver must agree with its cluster
 STORE_BYTES = 80 << 20  # the least that Ray takes
 NODES = ("one", "two", "three")
-MARKS = (pytest.mark.slow, pytest.mark.xdist_group("ray"))
 
 
 class RayCluster:
@@ -60,6 +59,13 @@ class RayCluster:
         """As if its power was cut: no process of it says goodbye."""
         self._cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
 
+    def restore(self) -> None:
+        """The nodes that all tests count on, and no others."""
+        for name in [name for name in self.nodes if name not in NODES]:
+            self.remove(name)
+        for name in [name for name in NODES if name not in self.nodes]:
+            self.add(name, v100=1)
+
     def id_of(self, name: str) -> str:
         return str(self.nodes[name].node_id)
 
@@ -91,8 +97,7 @@ def running_cluster() -> Iterator[RayCluster]:
     with tempfile.TemporaryDirectory(prefix="es-ray-") as folder:
         cluster = RayCluster(folder)
         try:
-            for name in NODES:
-                cluster.add(name, v100=1)
+            cluster.restore()
             yield cluster
         finally:
             cluster.shutdown()

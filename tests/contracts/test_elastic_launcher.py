@@ -17,10 +17,9 @@ from easyscale.core.ports import ApartProcess, ElasticLauncher
 from easyscale.core.spec import Bounds, Target, WorkerSpec
 from easyscale.testing import FakeLauncher
 from elasticity import wait_until
-from raycluster import MARKS
 
 SLEEPER = (sys.executable, "-c", "import sys, time; print('up', flush=True); sys.stderr.write('x\\n'); time.sleep(60)")
-RAY = pytest.param("ray", marks=MARKS)
+RAY = pytest.param("ray", marks=pytest.mark.slow)
 
 Make = Callable[[Sequence[str]], ElasticLauncher]
 

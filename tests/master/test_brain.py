@@ -147,6 +147,15 @@ def test_nothing_a_lost_worker_says_counts_and_it_is_told_so() -> None:
     assert job.brain.facts.dropped["nobody"] == 1
 
 
+def test_a_worker_that_was_said_to_be_gone_and_speaks_again_is_told_to_stop() -> None:
+    """As when a back end gave its machine up, and it was only out of reach for a while."""
+    job = Simulation(4, 2).training().run(1.0)
+    job.kill(1, None)
+    job.until(lambda: len(job.members()) == 1, 7.0)
+    decisions = job.brain.take(Said(worker=1, body=Hello(worker=1, pid=7)), job.clock.now)
+    assert [type(decision.body).__name__ for decision in decisions] == ["Fence"]  # type: ignore[union-attr]
+
+
 def test_workers_that_lose_each_other_for_no_cause_regroup() -> None:
     job = Simulation(4, 2).training().run(1.0)
     job.lose_each_other()

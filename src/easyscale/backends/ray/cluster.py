@@ -39,11 +39,21 @@ def connect(address: str = "auto") -> str:
             "a master must be on a node of the cluster: its workers connect to it.",
             "run easyscale on a node of the cluster, with --ray-address auto or HOST:PORT of the head node.",
         )
+    address = os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address
+    if ray.is_initialized() and address in ("auto", ray.get_runtime_context().gcs_address):
+        return str(ray.get_runtime_context().gcs_address)
+    _check_reachable(address)
     if not ray.is_initialized():
-        _check_reachable(os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address)
         _init(address)
         _keep_quiet()
-    return str(ray.get_runtime_context().gcs_address)
+    found = str(ray.get_runtime_context().gcs_address)
+    if address not in ("auto", found) and not _is_same(address, found):
+        raise EasyScaleError(
+            f"The Ray cluster at {address} is not the one that this process uses.",
+            f"it is connected to {found}, and Ray allows one cluster a process.",
+            "use a process for each cluster.",
+        )
+    return found
 
 
 def own_address() -> str:
@@ -230,6 +240,7 @@ def _check_reachable(address: str) -> None:
 def _init(address: str) -> None:
     """On a thread: where the two do not agree on how drivers prove who they are, Ray waits for ever."""
     problems: list[BaseException] = []
+    logging.getLogger("ray").setLevel(logging.ERROR)
 
     def begin() -> None:
         try:
@@ -251,6 +262,19 @@ def _init(address: str) -> None:
         )
     if problems:
         raise _unreachable(address, _first_line(problems[0])) from None
+
+
+def _is_same(one: str, other: str) -> bool:
+    """Two addresses, of which one may have a name where the other has numbers."""
+
+    def resolved(address: str) -> set[str]:
+        host, _, port = address.rpartition(":")
+        try:
+            return {f"{found[4][0]}:{port}" for found in socket.getaddrinfo(host.strip("[]"), None)}
+        except OSError:
+            return {address}
+
+    return bool(resolved(one) & resolved(other))
 
 
 def _unreachable(address: str, why: str) -> EasyScaleError:

@@ -143,7 +143,9 @@ class Keeper:
 
     def _start(self, errand: Errand) -> subprocess.Popen[bytes]:
         spec = errand.get("spec")
-        environment = node_environment(os.environ, errand["environment"], errand.get("visible"))
+        environment = node_environment(
+            os.environ, errand["environment"], errand.get("visible"), driver=spec is None
+        )  # fmt: skip
         command = errand["command"]
         if spec is not None:
             worker = with_device(WorkerSpec.from_json(spec), environment.get("CUDA_VISIBLE_DEVICES"))
@@ -270,8 +272,20 @@ def luggage(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def node_environment(here: Mapping[str, str], given: Mapping[str, str], visible: str | None = None) -> dict[str, str]:
-    """The node's own variables without Ray's, and what was sent along."""
-    own = {name: value for name, value in here.items() if not name.startswith("RAY_")}
+# What Ray tells a process of its own about itself. All else is how the cluster is to be spoken to.
+_OF_A_RAY_PROCESS = {
+    "RAY_JOB_ID", "RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_CLIENT_MODE", "RAY_LD_PRELOAD_ON_WORKERS", "RAY_WORKER_ID",
+}  # fmt: skip
+
+
+def node_environment(
+    here: Mapping[str, str], given: Mapping[str, str], visible: str | None = None, *, driver: bool = False
+) -> dict[str, str]:
+    """The node's own variables, and what was sent along. Without Ray's, unless the process is to speak to Ray."""
+    own = {
+        name: value
+        for name, value in here.items()
+        if not name.startswith("RAY_") or (driver and name not in _OF_A_RAY_PROCESS)
+    }
     shown = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     return {**own, **given, **shown}

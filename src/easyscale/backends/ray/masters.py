@@ -6,6 +6,7 @@ the one that has it). It is told where it is kept, and writes that down: then ea
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from easyscale.backends.lives import KEPT_VARIABLE
 from easyscale.backends.ray.cluster import connect
 from easyscale.backends.ray.keeper import Errand
 from easyscale.backends.ray.process import RayProcess
+
+START_SECONDS = 30.0  # for a process of Ray's on a node, and ours in it
 
 
 class RayMasters:
@@ -30,7 +33,8 @@ class RayMasters:
         log: Path,
         node: str | None = None,
     ) -> RayProcess:
-        """The job's master; the one that runs already, if there is one. `environment`: what the node's own lacks."""
+        """The job's master, once it runs; the one that runs already, if there is one. `environment`: what is to be
+        added to the node's own."""
         running = self.find(job)
         if running is not None:
             return running
@@ -40,7 +44,11 @@ class RayMasters:
             command=list(command), environment={**environment, **kept}, cwd=str(cwd), spec=None, log=str(log)
         )
         master.make(None, errand, node=node)
-        return master
+        deadline = time.monotonic() + START_SECONDS
+        while not master.facts and not master.gone() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        # Two who start it at once: the name goes to one of them.
+        return master if master.facts else self.find(job) or master
 
     def find(self, job: str) -> RayProcess | None:
         """None: there is none, or it has ended."""

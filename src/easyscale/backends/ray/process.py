@@ -48,7 +48,7 @@ class RayProcess:
     def __init__(self, name: str, address: str, streams: tuple[Path, Path] | None) -> None:
         self.name, self.started = name, f"{SCHEME}{address}/{name}"
         self.code: int | None = None
-        self.facts: dict[str, Any] = {}
+        self.facts: dict[str, Any] = {}  # of its keeper, once it runs
         self._streams, self._places = streams, (0, 0)  # where what it prints goes; None: not to us
         self._keeper: Any = None  # the handle of an actor, once there is one
         self._group: PlacementGroup | None = None
@@ -108,11 +108,11 @@ class RayProcess:
         try:
             self._keeper = ray.get_actor(self.name, namespace=NAMESPACE)
             self.facts = self._answer(lambda keeper: keeper.facts.remote())
-            lives = not self.facts["ended"] and self.facts["pid"] is not None
         except (ValueError, Unreachable, ray.exceptions.RayError):
-            lives = False
-        if not lives:
-            self._clear_up()  # a reservation without a process, where whoever made it died in between
+            self.facts = {}
+        if not self.facts or self.facts["ended"]:
+            self._clear_up()  # whoever made it died before it noticed, or before there was a keeper
+        if not self.facts or self.facts["ended"] or self.facts["pid"] is None:  # about to begin: none of our business
             self._finish()
             return False
         self._remember(self.facts["memo"])
