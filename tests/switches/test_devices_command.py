@@ -140,7 +140,7 @@ def test_a_submitted_job_goes_where_it_is_told_loses_a_worker_and_its_master_and
         assert now.total == STEPS
         job.client.scale(slots=named("abcd"))
         now = job.sits("abcd")
-        assert len(now.pauses) == 3
+        wait_until(lambda: len(job.client.status().pauses) == 3, SECONDS)  # told with the step after it
         victim = next(seat for seat in now.seats if seat.slot == "cpu-d")
         assert victim.pid is not None
         os.kill(victim.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ ROUNDS = 100  # looks for those that were born since the last one; each round le
 
 def processes_of(roots: Collection[int]) -> set[int]:
     """All that live in the sessions and groups of these processes, with all their descendants."""
+    roots = {root for root in roots if root > 0}  # 0: on another machine, where nobody here can count
     found, children = set(), dict[int, list[int]]()
     for pid, parent, group, session in _table():
         children.setdefault(parent, []).append(pid)

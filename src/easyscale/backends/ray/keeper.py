@@ -24,7 +24,7 @@ from typing import Any, TypedDict
 
 from easyscale.backends import leash
 from easyscale.backends.lives import KEPT_VARIABLE
-from easyscale.backends.local import WORKER_COMMAND, worker_environment
+from easyscale.backends.local import WORKER_COMMAND, bounded, worker_environment
 from easyscale.backends.ray.tape import Tape
 from easyscale.core.spec import WorkerSpec
 
@@ -150,7 +150,7 @@ class Keeper:
         if spec is not None:
             worker = with_device(WorkerSpec.from_json(spec), environment.get("CUDA_VISIBLE_DEVICES"))
             environment = worker_environment(environment, self._at_home(worker))
-            command = command if errand.get("whole") else [*WORKER_COMMAND, *command]
+            command = list(bounded(worker, tuple(command if errand.get("whole") else (*WORKER_COMMAND, *command))))
         log = errand.get("log")
         with contextlib.ExitStack() as files:
             out: int = subprocess.PIPE
