@@ -61,7 +61,7 @@ class Care:
 
 @dataclass
 class Carrier:
-    """`carry` in each round of the loop. `launch_of` says what a job is started with."""
+    """`carry` in each round of the loop, and `start` what it returns. `launch_of`: what a job is started with."""
 
     fleet: Fleet
     launch_of: Callable[[Job, tuple[Slot, ...]], Launch]
@@ -119,7 +119,8 @@ class Carrier:
 
     # ------------------------------------------------------------------------------------ acting
 
-    def carry(self, state: State) -> None:
+    def carry(self, state: State) -> list[tuple[Job, Care]]:
+        """Steer those that run. Returns those that can begin."""
         now = self.clock()
         for name, care in list(self.cares.items()):
             if name in state.busy:
@@ -133,8 +134,7 @@ class Carrier:
                 self._steer(state, job, now)
             elif job.wish == "run" and (begins := self._startable(job, now)):
                 ready.append((job, begins))
-        if ready:
-            self._start(state, ready)
+        return ready
 
     def _steer(self, state: State, job: Job, now: float) -> None:
         care = self.care(job)
@@ -204,13 +204,15 @@ class Carrier:
         self._sit(care, care.maybe)
         return care
 
-    def _start(self, state: State, ready: list[tuple[Job, Care]]) -> None:
+    def start(self, state: State, ready: list[tuple[Job, Care]]) -> None:
         """Many at once are written down at once: each time costs a write to the disk."""
+        if not ready:
+            return
         try:
             self.begin([(job, care.run) for job, care in ready])
         except EasyScaleError:
-            for job, _ in ready:
-                del self.cares[job.id]
+            for _, care in ready:
+                care.target, care.maybe, care.uses = None, frozenset(), frozenset()
             raise
         for job, care in ready:
             self._call(care, self.fleet.launch, self.launch_of(job, _slots(state, care.target or ())))

@@ -80,7 +80,7 @@ class Chronicle:
 
     def recover(self) -> None:
         """If nothing could be written before: can it now?"""
-        with self.lock:
+        with self.writing:
             if self.trouble is not None:
                 since, why = self.trouble
                 self.write([self.news("store-failed", since=since, why=why)])

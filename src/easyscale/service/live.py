@@ -170,7 +170,8 @@ class Live(Wishes):
         with book.writing:  # what is decided is carried out before anybody wishes something else
             self._decide()
             with book.lock:
-                self._carrier.carry(book.state)
+                ready = self._carrier.carry(book.state)
+            self._carrier.start(book.state, ready)
             self._write(self._left())
 
     def _write(self, news: Sequence[News]) -> None:

@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from easyscale.core.cluster import total
-from easyscale.core.errors import EasyScaleError
 from easyscale.scheduler.state import Cluster
 from easyscale.service.devices import Found
 from easyscale.service.ports import Fleet
@@ -74,7 +73,7 @@ class Stock:
         future, self._found, self._next = self._found, None, now + LOOK_SECONDS
         try:
             found = future.result()
-        except (EasyScaleError, OSError) as problem:
+        except Exception as problem:  # whatever a cluster out of reach says
             logger.warning("the devices could not be listed: %s", problem)
             return None
         if found is None:

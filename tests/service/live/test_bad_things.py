@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from easyscale.scheduler.policy import Wanted
 from easyscale.scheduler.rules import RuleBroken
 from easyscale.scheduler.state import Cluster
 from easyscale.service.errors import StoreError
+from easyscale.service.models import ScaleWish
 from easyscale.service.ports import Sight
 from service.live.world import WHO, World
 
@@ -218,3 +222,47 @@ def test_a_place_that_is_not_there_or_leads_out_is_refused(world: World, more: d
 def test_a_script_by_a_link_within_the_working_directory_is_fine(world: World) -> None:
     (world.work / "again.py").symlink_to("train.py")
     assert world.ended(world.submit(script="again.py")) == "finished"
+
+
+def test_a_device_that_a_run_was_told_to_use_is_its_own_though_no_process_sits_there_yet(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker takes its time to start; meanwhile the device is to go to another job."""
+    slow = world.submit(ests=2, max_workers=1, types=["b"], steps=100_000)
+    world.running(slow)
+    look = world.fleet.look
+
+    def early(job: str, run: int, events: int = 50) -> Sight:
+        sight = look(job, run, events)
+        if job != slow or sight.status is None:
+            return sight
+        return replace(sight, status=replace(sight.status, held=sight.status.held[:1]))
+
+    monkeypatch.setattr(world.fleet, "look", early)
+    world.live.scale(slow, ScaleWish(max_workers=2), WHO)
+    world.until(lambda: len(world.slots(slow)) == 2)
+    world.fleet.refuse = 8  # the next calls fail, and it is not told to leave
+    other = world.submit(ests=1, types=["b"], priority=1, steps=50)
+    world.until(lambda: bool(world.state.jobs[other].assigned))
+    world.rounds(3)
+    assert world.word(other) == "queued"
+    assert world.ended(other) == "finished"  # `World.check` looks after each round that no device is used twice
+
+
+def test_who_waits_to_write_does_not_keep_readers_waiting(world: World) -> None:
+    """There are two locks, and they are taken in one order."""
+    book = world.live.book
+    world.log.full = True
+    with pytest.raises(StoreError):
+        world.submit()
+    world.log.full = False
+    with book.writing:
+        thread = threading.Thread(target=book.recover, daemon=True)
+        thread.start()
+        time.sleep(0.05)
+        free = book.lock.acquire(timeout=5.0)
+        assert free
+        book.lock.release()
+    thread.join(5.0)
+    assert not thread.is_alive()
+    assert world.live.ready() is None
