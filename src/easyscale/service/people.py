@@ -52,6 +52,8 @@ class People:
         self._changing = threading.RLock()
         self._keys: Mapping[str, _Key] = {}
         self._used: dict[str, float] = {}
+        self._unwritten: dict[str, float] = {}
+        self._noting = threading.Lock()
         self._read = float("-inf")
 
     # ------------------------------------------------------------------------------------------ authentication
@@ -78,8 +80,17 @@ class People:
         if last is not None and 0 <= now - last < USED_EVERY:
             return
         self._used[token_id] = now  # before it is written: other threads need not do it too
-        with suppress(StoreError), self._store.write() as connection:
-            connection.execute(update(tokens).where(tokens.c.id == token_id).values(used=now))
+        self._unwritten[token_id] = now
+        if not self._noting.acquire(blocking=False):
+            return  # whoever writes now writes this too: of many who come at once, none waits for all the others
+        try:
+            while self._unwritten:
+                rows = [self._unwritten.popitem() for _ in range(len(self._unwritten))]
+                with suppress(StoreError), self._store.write() as connection:
+                    for name, at in rows:
+                        connection.execute(update(tokens).where(tokens.c.id == name).values(used=at))
+        finally:
+            self._noting.release()
 
     def _stale(self, now: float) -> bool:
         return not 0 <= now - self._read < STALE
