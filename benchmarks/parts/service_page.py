@@ -58,8 +58,9 @@ def soak(found: Any) -> str:
     lines = [[row["stretch"], row["what"], row["first"], row["last"], row["allowed"]] for row in found["growth"]]
     about = (
         f"`make soak`, here for {found['minutes']:g} minutes: {found['jobs']} jobs came, {found['ended']} ended, "
-        f"{found['answers']:,} answers, {found['events']:,} events, one restart by SIGKILL. Medians at the two ends of each "
-        "stretch after its warm-up; `allowed` is how much more the last may be. What is kept of a job that has ended "
+        f"{found['answers']:,} answers, {found['events']:,} events, one restart by SIGKILL. Medians at the two ends of "
+        "each stretch after its warm-up; `allowed` is how much more the last may be. What is kept of a job that has ended "
         "is allowed 12 KB."
     )
-    return f"## The service for a long time\n\n{about}\n\n{table(['stretch', 'what', 'first', 'last', 'allowed'], lines)}"
+    head = ["stretch", "what", "first", "last", "allowed"]
+    return f"## The service for a long time\n\n{about}\n\n{table(head, lines)}"
