@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from parts.service_page import service_load, service_policies
+from parts.service_page import service_load, service_policies, soak
 from parts.tables import table
 
 HERE = Path(__file__).parent
@@ -101,7 +101,7 @@ def write_page() -> None:
     parts += [against_stock(kind) for kind in ("gpu", "cpu")]
     parts += [bytes_sent(), *map(size, ("gpu", "cpu")), link()]
     parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady(), planner(), simulator()]
-    parts += [service_load(read("service-load")), service_policies(read("service-policies"))]
+    parts += [service_load(read("service-load")), soak(read("soak")), service_policies(read("service-policies"))]
     DOCS.mkdir(exist_ok=True)
     (DOCS / "benchmarks.md").write_text("\n".join(part for part in parts if part))
 

@@ -200,9 +200,9 @@ def restart(load: Load) -> None:
     with closing(open_store(service.folder, existing=True)) as store:
         began, records = time.process_time(), store.last()
         decisions, different = replay(store.records())
-    twice = json.loads((service.folder / "twice.json").read_text())
+    twice = service.twice()
     load.note(
-        "the log, replayed", records=records, decisions=decisions, different=len(different), devices_twice=len(twice),
+        "the log, replayed", records=records, decisions=decisions, different=len(different), devices_twice=twice,
         cpu_s=round(time.process_time() - began, 1), file_mb=round(size_of(service.folder) / 2**20),
     )  # fmt: skip
     assert not different

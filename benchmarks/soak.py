@@ -219,7 +219,7 @@ def main() -> None:
         with closing(open_store(service.folder, existing=True)) as store:
             decisions, different = replay(store.records())
             ended = sum(record.kind in ("job-finished", "job-cancelled") for record in store.records())
-        twice = json.loads((service.folder / "twice.json").read_text())
+        twice = service.twice()
     growth = soak.growth()
     print("\nstretch             what        first     last  allowed more")
     for row in growth:
@@ -227,7 +227,7 @@ def main() -> None:
               f"{'ok' if row['ok'] else 'GREW'}")  # fmt: skip
     sums: Row = {
         "minutes": options.minutes, "jobs": soak.submitted, "ended": ended, "answers": soak.answers,
-        "events": soak.events, "decisions": decisions, "different": len(different), "twice": len(twice),
+        "events": soak.events, "decisions": decisions, "different": len(different), "twice": twice,
         "refused": soak.refused[:20], "load": [round(one, 1) for one in (*busy, *os.getloadavg())],
     }  # fmt: skip
     print(json.dumps(sums))

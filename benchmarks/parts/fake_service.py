@@ -84,11 +84,15 @@ def watch_garbage(clocked: Clocked) -> None:
     gc.callbacks.append(seen)
 
 
-def write_samples(path: Path, clocked: Clocked, stop: threading.Event) -> None:
+def write_samples(path: Path, clocked: Clocked, fleet: FakeFleet, stop: threading.Event) -> None:
+    """Also how many devices were given to a run while another sat on them: a process that is killed says it here."""
     with path.open("a") as file:
-        while not stop.wait(1.0):
-            file.write(json.dumps({"time": time.time(), **clocked.take()}) + "\n")
+        while True:
+            last = stop.wait(1.0)
+            file.write(json.dumps({"time": time.time(), "twice": len(fleet.twice), **clocked.take()}) + "\n")
             file.flush()
+            if last:
+                return
 
 
 def devices_of(text: str) -> list[Found]:
@@ -121,7 +125,7 @@ def main() -> None:
         app = make_app(live, People(store), Settings(port=port, spool=folder), metrics)
         settle()
         live.start(devices_of(options.devices))
-        writer = threading.Thread(target=write_samples, args=(folder / "samples.jsonl", clocked, stop))
+        writer = threading.Thread(target=write_samples, args=(folder / "samples.jsonl", clocked, fleet, stop))
         writer.start()
 
         def ready(url: str) -> None:
@@ -133,7 +137,6 @@ def main() -> None:
             live.close()
             stop.set()
             writer.join()
-            (folder / "twice.json").write_text(json.dumps(fleet.twice))
 
 
 # ------------------------------------------------------------------------------------------ from outside
@@ -220,6 +223,10 @@ class FakeService:
     def times(self, name: str, since: float = 0.0, until: float = float("inf")) -> list[tuple[float, float]]:
         """(wall, processor) seconds of each `round`, `decision` or `garbage` collection between two times."""
         return [tuple(one) for sample in self._samples(since, until) for one in sample.get(name, [])]
+
+    def twice(self) -> int:
+        """Devices that two runs sat on at once, in any of its lives."""
+        return max((sample["twice"] for sample in self._samples(0.0, float("inf"))), default=0)
 
     def _samples(self, since: float, until: float) -> Iterator[dict[str, Any]]:
         for line in (self.folder / "samples.jsonl").read_text().splitlines():
