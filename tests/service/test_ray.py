@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from raycluster import MARKS, RayCluster
+from raycluster import RayCluster
 from service.real import Service, stock, until
 from service.training import SCRIPT
 
-pytestmark = [*MARKS, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_a_job_of_the_service_follows_the_nodes_of_a_ray_cluster(tmp_path: Path, ray_cluster: RayCluster) -> None:

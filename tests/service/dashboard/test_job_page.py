@@ -29,7 +29,7 @@ def test_curves_are_drawn_and_can_be_read_as_tables(open_page: OpenPage) -> None
     expect(loss.get_by_role("img")).to_have_attribute(
         "aria-label", re.compile(r"Loss over 201 points from step 0 to 2,480: first 2\.")
     )
-    expect(page.locator(".curves", has_text="Throughput")).to_contain_text("samples/s")
+    expect(page.locator(".curves", has_text="Throughput")).to_contain_text("steps/s")
     assert loss.locator("line.switch").count() == 4  # one for each change of the plan
     loss.get_by_text("As a table").click()
     expect(loss.locator("tbody tr").first).to_contain_text("0")
@@ -215,9 +215,11 @@ def test_long_output_begins_at_its_end_and_the_rest_can_be_fetched(open_page: Op
     log = page.get_by_role("log")
     expect(log).to_contain_text("line 19999")
     assert "line 100\n" not in log.inner_text()
-    while page.get_by_role("button", name="Earlier output").is_visible():
+    earlier = page.get_by_role("button", name="Earlier output")
+    while not log.inner_text().startswith("line 0\n"):
         before = len(log.inner_text())
-        page.get_by_role("button", name="Earlier output").click()
+        earlier.click()
         page.wait_for_function("(n) => document.querySelector('pre.log').innerText.length > n", arg=before)
     lines = log.inner_text().splitlines()
     assert lines == [f"line {i}" for i in range(20_000)]
+    expect(earlier).to_be_hidden()
