@@ -26,7 +26,7 @@ from easyscale.planner.wire import speed_to_plain
 if TYPE_CHECKING:  # the service's own needs are not those of the other fakes
     from easyscale.service.devices import Found
     from easyscale.service.models import JobSpec
-from easyscale.service.ports import Launch, Sight
+    from easyscale.service.ports import Launch, Sight
 
 
 class VirtualClock:

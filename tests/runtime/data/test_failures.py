@@ -78,7 +78,7 @@ def test_a_batch_that_kills_its_process_each_time_is_an_error(how: Any, persiste
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid\D* \d+ with exit code (3|-9)") as caught:
         deque(iter(session.step, False))
     assert "3 times in a row" in str(caught.value)
-    assert len(session.batches[0][0]) == 1  # index 2 is the second batch of EST 0
+    assert len(session.batches[0][0]) <= 1  # index 2 is the second batch of EST 0; the first may die with its process
     # One that dies ahead of what is consumed may be started anew more often than one that is waited for.
     assert len(session.reports) >= 2
     session.feed.close()
