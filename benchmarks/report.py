@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from parts.decisions_page import planner, simulator
 from parts.service_page import service_load, service_policies, soak
 from parts.tables import table
 
@@ -84,11 +85,6 @@ sha256 and all losses are those of stock DDP on 4 ranks, undisturbed (`benchmark
 CUDA and build the model while the others train. Seconds as above: of a switch the pause, of the kill the time to the
 next completed global step."""
 
-SIMULATOR = """Jobs from the generator under a policy (`benchmarks/simulator.py`): one type at 0.95 of what it can do
-(even), three types (mixed), three types at 1.1 (crowded). `none` looks at new jobs and free devices only:
-the engine alone. Bar: 60 s for 100,000 jobs on 10,000 devices under `easyscale`. Memory follows the active jobs."""
-PLANNER = """Processor time of one plan, each job solved for the first time (`benchmarks/planner.py`). Bar: 1 ms for
-64 ESTs on 64 devices of 4 types."""
 
 SIZE = """Time of a global step and memory as one thing grows: ESTs on one worker, ESTs on two workers, the model with 4
 ESTs. Device memory does not grow with k where rows wait on the host; host memory grows by one row of gradients for
@@ -100,7 +96,8 @@ def write_page() -> None:
     parts += [packing(kind) for kind in ("gpu", "cpu")]
     parts += [against_stock(kind) for kind in ("gpu", "cpu")]
     parts += [bytes_sent(), *map(size, ("gpu", "cpu")), link()]
-    parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady(), planner(), simulator()]
+    parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady(), planner(read("planner"))]
+    parts += [simulator(read("simulator"))]
     parts += [service_load(read("service-load")), soak(read("soak")), service_policies(read("service-policies"))]
     DOCS.mkdir(exist_ok=True)
     (DOCS / "benchmarks.md").write_text("\n".join(part for part in parts if part))
@@ -316,31 +313,6 @@ def steady() -> str:
     ]  # fmt: skip
     head = ["model", "split", "job", "step, ms", "processor, ms", "ratio", "by the clock", *places]
     return f"## What elasticity costs in each step: {on(rows)}\n\n{STEADY}\n\n{table(head, lines)}"
-
-
-def simulator() -> str:
-    rows = read("simulator")
-    if not rows:
-        return ""
-    head = ["case", "policy", "jobs", "devices", "wall, s", "processor, s", "us a job", "most active jobs", "added MiB"]
-    lines = [
-        [
-            row["case"], row["policy"], f"{row['jobs']:,}", f"{row['devices']:,}", f"{row['wall_s']:.1f}",
-            f"{row['cpu_s']:.1f}", f"{row['us_a_job']:.0f}", f"{row['most_active']:,}",
-            f"{row['memory_added_mib']:.0f}",
-        ]
-        for row in rows
-    ]  # fmt: skip
-    return f"## How fast the simulator is: CPU\n\n{SIMULATOR}\n\n{table(head, lines)}"
-
-
-def planner() -> str:
-    rows = read("planner")
-    if not rows:
-        return ""
-    lines = [[row["what"], f"{row['median_us']:.0f}", f"{row['slowest_us']:.0f}", row["rounds"]] for row in rows]
-    head = ["what", "median, us", "slowest, us", "jobs"]
-    return f"## How long the planner thinks: CPU\n\n{PLANNER}\n\n{table(head, lines)}"
 
 
 # ---------------------------------------------------------------------------------------------- pictures

@@ -50,6 +50,7 @@ def run_elastic(
     outputs: Outputs,
     folder: JobFolder,
     limits: Limits | None = None,
+    *,
     title: str = "",
     slots: tuple[Slot, ...] | None = None,
     kinds: tuple[str, ...] = (),

@@ -110,6 +110,7 @@ class JobFolder:
         command: tuple[str, ...],
         ests: int,
         settings: Mapping[str, Any] | None = None,
+        *,
         id: str | None = None,
         jobs: Path | None = None,
         cwd: Path | None = None,

@@ -5,12 +5,10 @@ The standard library alone: commands about local jobs read this too, and must st
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import json
 import os
 import re
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,6 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from easyscale.core.errors import EasyScaleError, UsageError
+from easyscale.master.files import write_json
 
 DEFAULT_PORT = 8470
 SERVER, TOKEN, CACERT, PLAIN = "EASYSCALE_SERVER", "EASYSCALE_TOKEN", "EASYSCALE_CACERT", "EASYSCALE_PLAIN_HTTP"
@@ -179,19 +178,10 @@ def load(environment: Mapping[str, str] | None = None) -> Connection | None:
 def save(connection: Connection, environment: Mapping[str, str] | None = None) -> Path:
     """Write the file, whole or not at all, for this user alone."""
     path = connection_file(environment)
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            json.dump({name: value for name, value in asdict(connection).items() if value is not None}, out, indent=2)
-            out.write("\n")
-            out.flush()
-            os.fsync(out.fileno())
-        temporary.replace(path)
+        write_json(path, {name: value for name, value in asdict(connection).items() if value is not None})
     except OSError as problem:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise EasyScaleError(
             f"{path} cannot be written.",
             f"{problem.strerror or problem}.",
