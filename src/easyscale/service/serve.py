@@ -156,3 +156,5 @@ def _log_to_stderr(*, quiet: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     logging.basicConfig(level=logging.WARNING if quiet else logging.INFO, handlers=[handler], force=True)
+    for name in ("alembic", "uvicorn.error"):  # what they tell of a plain start is of no use to whoever starts it
+        logging.getLogger(name).setLevel(logging.WARNING)
