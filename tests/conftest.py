@@ -14,6 +14,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def heeds_hangups() -> Iterator[None]:
+    """`nohup` has the tests, and all that they start, ignore SIGHUP: not while a test sends it."""
+    former = signal.getsignal(signal.SIGHUP)
+    if former is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, former)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _own_runtime_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Jobs of the tests are not to be seen by `easyscale ps` of whoever runs them."""

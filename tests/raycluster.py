@@ -25,6 +25,7 @@ SURROUNDINGS = {
 os.environ.update(SURROUNDINGS)  # now: Ray reads them when it is imported, and a driver must agree with its cluster
 STORE_BYTES = 80 << 20  # the least that Ray takes
 NODES = ("one", "two", "three")
+NOTICE_SECONDS = 120.0  # within which Ray calls a node dead that is gone; some 15 on an idle machine
 
 
 class RayCluster:
@@ -60,11 +61,12 @@ class RayCluster:
         self._cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
 
     def restore(self) -> None:
-        """The nodes that all tests count on, and no others."""
+        """The nodes that all tests count on, and no others: the next job would count on a device of a dead one too."""
         for name in [name for name in self.nodes if name not in NODES]:
             self.remove(name)
         for name in [name for name in NODES if name not in self.nodes]:
             self.add(name, v100=1)
+        self._cluster.wait_for_nodes(NOTICE_SECONDS)
 
     def id_of(self, name: str) -> str:
         return str(self.nodes[name].node_id)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -16,6 +17,7 @@ from easyscale.cli.front import Front, arguments, detach, role_of, run_as
 from easyscale.core.errors import EasyScaleError
 from easyscale.master.registry import JobFolder
 
+LONG = 120.0  # seconds that processes may take to start and to end on a machine that is busy
 START = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -45,7 +47,7 @@ def master(folder: JobFolder, code: str) -> tuple[str, ...]:
 
 
 def eventually(true: Callable[[], object]) -> None:
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + LONG
     while not true():
         assert time.monotonic() < ends
         time.sleep(0.01)
@@ -81,7 +83,9 @@ def test_a_master_that_always_dies_is_given_up(folder: JobFolder) -> None:
         os.kill(worker.pid, signal.SIGKILL)
 
 
-def run_front(folder: JobFolder, first: str, again: str = "") -> subprocess.Popen[bytes]:
+@contextlib.contextmanager
+def running_front(folder: JobFolder, first: str, again: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """Nothing of it outlives a test that fails."""
     code = f"""
 import sys
 from pathlib import Path
@@ -89,7 +93,16 @@ from easyscale.cli.front import Front
 from easyscale.master.registry import JobFolder
 sys.exit(Front(JobFolder(Path({str(folder.path)!r})), {master(folder, first)!r}, {master(folder, again)!r}).run())
 """
-    return subprocess.Popen((sys.executable, "-c", code), start_new_session=True)
+    process = subprocess.Popen((sys.executable, "-c", code), start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        left = folder.master()
+        for pid in [*([left.pid] if left is not None else []), *(worker.pid for worker in folder.live_workers())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 HEED = """
@@ -104,19 +117,20 @@ end(100 + sum(heard))
 """
 
 
+@pytest.mark.usefixtures("heeds_hangups")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_reach_the_master_once(folder: JobFolder, number: signal.Signals) -> None:
-    process = run_front(folder, HEED)
-    eventually(folder.master)
-    os.killpg(process.pid, number)  # as a terminal does
-    assert process.wait(30) == 100 + number
+    with running_front(folder, HEED) as process:
+        eventually(folder.master)
+        os.killpg(process.pid, number)  # as a terminal does
+        assert process.wait(LONG) == 100 + number
 
 
 def test_a_wish_to_stop_outlives_the_master_that_heard_it(folder: JobFolder) -> None:
-    process = run_front(folder, "start_worker(); listen(); time.sleep(60)", HEED)
-    eventually(folder.master)
-    process.send_signal(signal.SIGTERM)  # of which this master dies
-    assert process.wait(30) == 100 + signal.SIGTERM
+    with running_front(folder, "start_worker(); listen(); time.sleep(60)", HEED) as process:
+        eventually(folder.master)
+        process.send_signal(signal.SIGTERM)  # of which this master dies
+        assert process.wait(LONG) == 100 + signal.SIGTERM
 
 
 # ---------------------------------------------------------------------------------------- in the background
