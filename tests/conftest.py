@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from raycluster import RayCluster, running_cluster
 
 # A shell that starts the tests in the background has them ignore SIGINT; the tests of signals need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Property tests try the same examples each time, so that a run can be repeated; with this variable new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.load_profile("default" if os.environ.get("EASYSCALE_EXPLORE") else "repeatable")
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from easyscale.core.cluster import Needs, total
 from easyscale.core.errors import UsageError
 from easyscale.planner.model import EstSpeed
-from easyscale.scheduler.events import JobChanged, JobFinished, JobSubmitted
+from easyscale.scheduler.events import JobChanged, JobFinished, JobSubmitted, QuotaSet
 from easyscale.scheduler.policies import POLICIES, make
 from easyscale.scheduler.policy import whole
 from easyscale.scheduler.rules import check
@@ -43,6 +43,21 @@ def test_a_decision_about_a_few_jobs_keeps_the_rules_for_all(stream: list[Deed])
     now = 0.0
     for number, deed in enumerate(stream):
         live_one(life, deed, now := now + deed[1], number)
+
+
+def test_a_lowered_quota_is_kept_though_few_jobs_are_looked_at() -> None:
+    life = Life.under(make("easyscale", small=1, look=1))
+    for number in range(8):
+        life.happen(JobSubmitted(
+            time=0.0, job=f"j{number}", needs=Needs(ests=2, tenant="x" if number == 4 else ""), speed=LINEAR,
+            work=100.0, requested=1, kind="a",
+        ))  # fmt: skip
+    life.decide(0.0)
+    assert total(life.cluster.jobs["j4"].devices) > 0
+    life.happen(JobFinished(time=1.0, job="j0"))  # somebody else's news
+    life.happen(QuotaSet(time=1.0, tenant="x", quota=0, borrow=False))
+    life.decide(1.0)
+    assert total(life.cluster.jobs["j4"].devices) == 0
 
 
 def live_one(life: Life, deed: Deed, now: float, number: int) -> None:

@@ -105,3 +105,7 @@ class Cluster:
     def over(self) -> dict[str, int]:
         """Devices that jobs still hold and that are no longer ours: called back, to be given up."""
         return {kind: more for kind, count in self.held.items() if (more := count - self.capacity.get(kind, 0)) > 0}
+
+    def over_quota(self) -> bool:
+        """Whether a tenant holds more than it may: its quota was lowered, or what it had borrowed is wanted back."""
+        return any(self.by_tenant.get(tenant, 0) > quota for tenant, quota in self.quotas.items())

@@ -81,7 +81,7 @@ class EasyScale:
     # ------------------------------------------------------------------------------------ a look at few
 
     def _must_see_all(self, cluster: Cluster) -> bool:
-        if len(cluster.priorities) > 1 or cluster.capacity != self._capacity or cluster.over():
+        if len(cluster.priorities) > 1 or cluster.capacity != self._capacity or cluster.over() or cluster.over_quota():
             return True
         jobs = len(cluster.jobs)
         if jobs <= self._small:
