@@ -31,8 +31,13 @@ SEED ?= $(shell date +%s)
 chaos: $(STAMP)
 	EASYSCALE_CHAOS_EVENTS=$(EVENTS) EASYSCALE_CHAOS_SEED=$(SEED) $(BIN)/pytest -s tests/chaos
 
+# What the compiled D2 kernels are made of: installing again builds them again.
+KERNELS := src/easyscale/numerics/kernels
+COMPILED := hatch_build.py $(KERNELS)/native/library.py \
+	$(wildcard $(KERNELS)/formula*.py $(KERNELS)/tracing.py $(KERNELS)/emit_c.py $(KERNELS)/native/c/*.[ch])
+
 # torch by its exact version comes first: an open requirement would bring gigabytes of CUDA along.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'

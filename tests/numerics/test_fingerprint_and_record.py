@@ -79,3 +79,52 @@ def test_a_changed_flag_is_named() -> None:
     (found,) = differences(record(), other)
     assert "matmul.allow_tf32" in found
     assert differences(record(), record(numpy="0.1", python="2.7")) == []
+
+
+def at_d2(**changes: Any) -> dict[str, Any]:
+    base = collect(level="D2", ests=4, seed=0, reduction="ddp", device=torch.device("cpu"), split=(4,))
+    return {**base, **changes}
+
+
+@pytest.mark.parametrize(
+    "freedom",
+    [
+        {"torch": "9.9"},
+        {"device": "NVIDIA H200", "cuda": "13.0", "cudnn": 91000},
+        {"threads": 7},
+        {"capability": "AVX9", "isa_limits": {"ATEN_CPU_CAPABILITY": "default"}},
+        {"flags": {"mkldnn.enabled": True}},
+        {"split": [2, 2]},
+    ],
+)
+def test_at_d2_the_device_type_the_versions_and_the_threads_are_free(freedom: dict[str, Any]) -> None:
+    assert differences(at_d2(), at_d2(**freedom)) == []
+    assert differences(at_d2(**freedom), at_d2()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("ests", 5, "number of ESTs"),
+        ("seed", 3, "seed"),
+        ("reduction", "tree", "reduction order"),
+        ("d2", 0, "version of the D2 definitions"),
+        ("level", "D1", "determinism level"),
+    ],
+)
+def test_at_d2_what_defines_the_job_must_agree(name: str, value: Any, words: str) -> None:
+    (found,) = differences(at_d2(), at_d2(**{name: value}))
+    assert words in found
+
+
+def test_a_job_of_one_level_is_not_continued_at_the_other() -> None:
+    for ours, theirs in ((at_d2(), record()), (record(), at_d2())):
+        (found,) = differences(ours, theirs)
+        assert found == f"determinism level is {ours['level']} here and {theirs['level']} there"
+
+
+def test_the_record_of_a_d2_job_says_which_definitions_it_was_computed_by() -> None:
+    from easyscale.numerics.kernels.install import DEFINITION
+
+    assert at_d2()["d2"] == DEFINITION
+    assert "d2" not in record()

@@ -3,13 +3,16 @@
 `apply_level` puts torch into the state that a level needs; `collect` writes down what is in force; `differences`
 names what the level forbids to differ. A job compares records between its workers at the start and with the
 checkpoint on every resume.
+
+At D2 the operators have the same bits on every device type, torch version, instruction set and thread count, so none of
+these is compared: only what defines the job (level, ESTs, seed, order of sums) and the version of D2's definitions.
 """
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -23,19 +26,33 @@ _INFORMATION = {"python", "numpy", "split"}
 _WORDS = {
     "ests": "number of ESTs", "torch": "torch version", "device": "device type", "threads": "intra-op threads",
     "cuda": "CUDA version", "cudnn": "cuDNN version", "level": "determinism level", "reduction": "reduction order",
-    "capability": "CPU instruction set", "split": "split of ESTs over workers",
+    "capability": "CPU instruction set", "split": "split of ESTs over workers", "d2": "version of the D2 definitions",
 }  # fmt: skip
+# All that must agree at D2, and between D2 and another level: the rest of the record is kept for people.
+_AT_D2 = {"level", "ests", "seed", "reduction", "d2"}
 
 
 def apply_level(level: Level, threads: int) -> None:
-    """Seeds apart, what D0 and D1 need: deterministic algorithms, no choice by timing, a fixed thread count."""
-    assert level in ("D0", "D1")
+    """Seeds apart, what a level needs. All: deterministic algorithms, no choice by timing, a fixed thread count. D2:
+    its own operators too, until `leave_level`."""
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
     # Filling new memory with NaN costs a pass over each tensor and decides no bit of a correct script.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
+    if level == "D2":
+        from easyscale.numerics.kernels import install  # a second or so, for D2 jobs alone
+
+        install.install()
+
+
+def leave_level(level: Level) -> None:
+    """The job is over: operators are stock's again."""
+    if level == "D2":
+        from easyscale.numerics.kernels import install
+
+        install.uninstall()
 
 
 def collect(
@@ -48,8 +65,15 @@ def collect(
         "seed": seed,
         "reduction": reduction,
         "split": list(split),
+        **({"d2": _definition()} if level == "D2" else {}),
         **surroundings(device),
     }
+
+
+def _definition() -> int:
+    from easyscale.numerics.kernels import install
+
+    return install.DEFINITION
 
 
 def surroundings(device: torch.device) -> dict[str, Any]:
@@ -74,6 +98,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     """Sentences that name each difference which the level forbids; empty where there is none."""
     level = str(theirs.get("level", ours.get("level")))
     ignored = _INFORMATION - ({"split"} if level == "D0" else set())
+    if "D2" in (ours.get("level"), theirs.get("level")):
+        ignored = set(ours) - _AT_D2
     found = []
     for name in ours:
         if name in ignored or name not in theirs or ours[name] == theirs[name]:
@@ -99,11 +125,19 @@ def flags() -> dict[str, Any]:
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "cudnn.deterministic": cudnn.deterministic,
         "cudnn.benchmark": cudnn.benchmark,
-        "cudnn.allow_tf32": cudnn.allow_tf32,
-        "matmul.allow_tf32": matmul.allow_tf32,
+        "cudnn.allow_tf32": _precision(lambda: cudnn.allow_tf32, cudnn.conv),  # type: ignore[attr-defined]
+        "matmul.allow_tf32": _precision(lambda: matmul.allow_tf32, matmul),
         "matmul.allow_fp16_reduced_precision_reduction": matmul.allow_fp16_reduced_precision_reduction,
         "matmul.allow_bf16_reduced_precision_reduction": matmul.allow_bf16_reduced_precision_reduction,
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "float32_matmul_precision": _precision(torch.get_float32_matmul_precision, matmul),
         "mkldnn.enabled": torch.backends.mkldnn.enabled,
         "default_dtype": str(torch.get_default_dtype()),
     }
+
+
+def _precision(read: Callable[[], Any], owner: Any) -> Any:
+    """torch does not tell by one of its two interfaces what was set by the other."""
+    try:
+        return read()
+    except RuntimeError:
+        return owner.fp32_precision

@@ -1,0 +1,277 @@
+"""D2 forms of convolution, in one to three dimensions, transposed and grouped, and of its gradients.
+
+All are products (`products.multiply`) of a matrix of weights with a matrix of columns, so that only the order of k is
+left to be defined:
+
+    forward      k over (channel of the group, taps), taps in row-major order; a tap that lies in the padding takes
+                 part with +0. A bias is added after, in fp32.
+    weight       k over (image, output positions), in row-major order.
+    input        k over (output channel of the group, output positions that touch the input element, ascending in
+                 row-major order); positions that lie outside take part with +0. With a stride, elements whose position
+                 leaves the same rest have the same taps: one product for each rest (a phase). No taps: +0.
+    bias         the fp64 tree over (image, output positions).
+
+The forward of a transposed convolution is the input gradient of the convolution that it transposes, and the other way
+round. Which form of product is used depends on the shape of the whole product, (channels out of a group, images times
+positions, k), as for any other product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product as pairs
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from easyscale.numerics.kernels import primitives
+from easyscale.numerics.kernels.products import chains, check_dtype, multiply, reads_views, slices_of, view_chains
+from easyscale.numerics.kernels.registry import form
+
+# Positions of one image below which all images are joined to one wide product: speed only.
+_NARROW = 256
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How taps lie over an input: one number for each dimension of space."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def reach(self) -> list[int]:
+        """Input elements from the first tap to the last."""
+        return [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True)]
+
+    def positions(self, size: Sequence[int]) -> list[int]:
+        """Output positions over an input of this size."""
+        return [
+            (n + 2 * p - r) // s + 1
+            for n, p, r, s in zip(size, self.padding, self.reach(), self.stride, strict=True)
+        ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ columns
+
+
+def columns(x: Tensor, window: Window, low: Sequence[int], high: Sequence[int], count: Sequence[int]) -> Tensor:
+    """What each tap sees: a view [images, channels, *kernel, *count] of x padded with +0 by `low` and `high`."""
+    if any(low) or any(high):
+        pads = [side for pair in zip(reversed(low), reversed(high), strict=True) for side in pair]
+        x = torch.constant_pad_nd(x, pads)
+    step = x.stride()
+    taps = [s * d for s, d in zip(step[2:], window.dilation, strict=True)]
+    moves = [s * d for s, d in zip(step[2:], window.stride, strict=True)]
+    return x.as_strided((*x.shape[:2], *window.kernel, *count), (*step[:2], *taps, *moves), x.storage_offset())
+
+
+def _correlate(weight: Tensor, seen: Tensor, groups: int, dims: int) -> Tensor:
+    """fp32 [images, channels out, *positions]: weight [groups, out, k] times what is seen, a view by `columns`."""
+    images, positions = seen.shape[0], seen.shape[2 + dims :]
+    out, depth = weight.shape[1:]
+    spots = positions.numel()
+    if slices_of(out, images * spots, depth, weight.dtype):
+        whole = multiply(weight, _by_group(seen, groups, dims))
+        return whole.view(groups * out, images, *positions).movedim(1, 0)
+    # Kernels of one tap on a CPU: the view is a matrix for each image already, and so are the results.
+    ready = seen.device.type == "cpu" and spots >= _NARROW and seen.shape[2 : 2 + dims].numel() == 1
+    if (reads_views(seen.device) and not ready) or (spots < _NARROW and images > 1):
+        view = seen.unflatten(1, (groups, -1)).movedim((1, 0), (0, 2 + dims))
+        return view_chains(weight, view, 1 + dims).view(groups * out, images, *positions).movedim(1, 0)
+    matrix = seen.reshape(images * groups, depth, spots)
+    repeated = weight if images == 1 else weight.expand(images, *weight.shape).reshape(-1, out, depth)
+    return chains(repeated, matrix).view(images, groups * out, *positions)
+
+
+def _by_group(seen: Tensor, groups: int, dims: int) -> Tensor:
+    """[groups, k, images * positions] of a view by `columns`."""
+    depth = seen.shape[1] // groups * seen.shape[2 : 2 + dims].numel()
+    return seen.movedim(0, 1 + dims).reshape(groups, depth, seen.shape[0] * seen.shape[2 + dims :].numel())
+
+
+# ------------------------------------------------------------------------------------------------ the three products
+
+
+def forward(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
+    """fp32 [images, channels out, *positions]."""
+    seen = columns(x, window, window.padding, window.padding, window.positions(x.shape[2:]))
+    return _correlate(weight.reshape(groups, weight.shape[0] // groups, -1), seen, groups, len(window.kernel))
+
+
+def weight_gradient(grad: Tensor, x: Tensor, window: Window, groups: int) -> Tensor:
+    """fp32 [channels out, channels in of a group, *kernel]."""
+    dims = len(window.kernel)
+    seen = columns(x, window, window.padding, window.padding, grad.shape[2:])
+    rows = grad.movedim(0, 1).reshape(groups, grad.shape[1] // groups, grad.shape[0] * grad.shape[2:].numel())
+    shape = grad.shape[1], x.shape[1] // groups, *window.kernel
+    count = seen.shape[1] // groups * seen.shape[2 : 2 + dims].numel()
+    if reads_views(seen.device) and not slices_of(rows.shape[1], count, rows.shape[2], grad.dtype):
+        view = seen.unflatten(1, (groups, -1)).movedim((1, 0), (0, 1)).movedim(
+            tuple(range(-dims, 0)), tuple(range(2, 2 + dims))
+        )
+        return view_chains(rows, view, 1 + dims).view(shape)
+    return multiply(rows, _by_group(seen, groups, dims).mT).view(shape)
+
+
+def input_gradient(grad: Tensor, weight: Tensor, window: Window, groups: int, size: Sequence[int]) -> Tensor:
+    """fp32 [images, channels in, *size]."""
+    dims = len(window.kernel)
+    inner = weight.shape[1]
+    # [groups, channels out of a group, channels in of a group, *kernel] -> channels in first
+    turned = weight.unflatten(0, (groups, weight.shape[0] // groups)).transpose(1, 2)
+    if all(s == 1 for s in window.stride):
+        return _phase(grad, turned, [_Phase.of(window, d, 0, size[d]) for d in range(dims)], groups)
+    out = torch.zeros((grad.shape[0], groups * inner, *size), dtype=torch.float32, device=grad.device)
+    for rests in pairs(*(range(s) for s in window.stride)):
+        phases = [_Phase.of(window, d, rest, size[d]) for d, rest in enumerate(rests)]
+        if all(phase.count and phase.taps for phase in phases):
+            place = [slice(phase.first, None, s) for phase, s in zip(phases, window.stride, strict=True)]
+            out[:, :, *place] = _phase(grad, turned, phases, groups)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Phase:
+    """Input elements of one dimension whose position, with the padding, leaves one rest modulo the stride."""
+
+    first: int  # the first of these elements
+    count: int  # how many there are
+    taps: range  # the taps that reach them, descending: output positions ascend
+    dilation: int  # output positions between two taps
+    start: int  # the output position of the first tap over the first element; may lie outside
+
+    @classmethod
+    def of(cls, window: Window, dim: int, rest: int, size: int) -> _Phase:
+        stride, dilation, padding = window.stride[dim], window.dilation[dim], window.padding[dim]
+        first = (rest - padding) % stride
+        count = max(0, -(-(size - first) // stride))
+        common = gcd(stride, dilation)
+        fitting = [tap for tap in range(window.kernel[dim]) if tap * dilation % stride == rest]
+        if not fitting:
+            return cls(first, count, range(0), 1, 0)
+        taps = range(fitting[-1], fitting[0] - 1, -(stride // common))
+        return cls(first, count, taps, dilation // common, (first + padding - taps[0] * dilation) // stride)
+
+
+def _phase(grad: Tensor, turned: Tensor, phases: list[_Phase], groups: int) -> Tensor:
+    """One dense correlation of the gradient with the taps of a phase."""
+    dims = len(phases)
+    for dim, phase in enumerate(phases):
+        if phase.taps != range(turned.shape[3 + dim]):
+            turned = turned.index_select(3 + dim, torch.tensor(list(phase.taps), device=turned.device))
+    ones = (1,) * dims
+    counts = [phase.count for phase in phases]
+    window = Window(tuple(len(p.taps) for p in phases), ones, (0,) * dims, tuple(p.dilation for p in phases))
+    # a negative padding crops
+    low = [-phase.start for phase in phases]
+    high = [
+        phase.start + reach - 1 + phase.count - size
+        for phase, reach, size in zip(phases, window.reach(), grad.shape[2:], strict=True)
+    ]  # fmt: skip
+    seen = columns(grad, window, low, high, counts)
+    matrix = turned.reshape(groups, turned.shape[1], -1)
+    return _correlate(matrix, seen, groups, dims)
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+def _window(weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
+    dims = weight.dim() - 2
+
+    def each(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(values) if len(values) == dims else (values[0],) * dims
+
+    return Window(tuple(weight.shape[2:]), each(stride), each(padding), each(dilation))
+
+
+def _check(x: Tensor, weight: Tensor, transposed: bool, groups: int, window: Window) -> None:
+    check_dtype("convolution", x.dtype)
+    if weight.dtype is not x.dtype:
+        raise RuntimeError(f"convolution: expected tensors of one dtype, but got {x.dtype} and {weight.dtype}")
+    expected = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.dim() != weight.dim() or x.shape[1] != expected or weight.shape[0] % groups:
+        raise RuntimeError(
+            f"convolution: weight of shape {tuple(weight.shape)} with {groups} group(s) does not fit an input of shape "
+            f"{tuple(x.shape)}"
+        )
+    if min(window.stride) < 1 or min(window.dilation) < 1 or min(window.padding) < 0:
+        raise RuntimeError(f"convolution: stride and dilation must be positive, padding not negative: {window}")
+    if not transposed and min(window.positions(x.shape[2:])) < 1:
+        raise RuntimeError(f"convolution: the kernel is larger than the padded input: {window} over {tuple(x.shape)}")
+
+
+def _layout(x: Tensor, weight: Tensor) -> torch.memory_format:
+    """Channels last where stock would have it: input or weight is laid out so."""
+    wanted = _CHANNELS_LAST.get(x.dim())
+    if wanted is not None and not (x.is_contiguous() and weight.is_contiguous()):
+        for tensor in (x, weight):
+            if tensor.is_contiguous(memory_format=wanted) and not tensor.is_contiguous():
+                return wanted
+    return torch.contiguous_format
+
+
+@form("convolution")
+def convolution(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Tensor:  # fmt: skip
+    window = _window(weight, stride, padding, dilation)
+    _check(input, weight, transposed, groups, window)
+    if transposed:
+        extra = tuple(output_padding) * (len(window.kernel) if len(output_padding) == 1 else 1)
+        size = [
+            (n - 1) * s - 2 * p + r + more
+            for n, s, p, r, more in zip(
+                input.shape[2:], window.stride, window.padding, window.reach(), extra, strict=True
+            )
+        ]  # fmt: skip
+        if min(size) < 1:
+            raise RuntimeError(f"convolution: the output would have size {size}")
+        out = input_gradient(input, weight, window, groups, size)
+    else:
+        out = forward(input, weight, window, groups)
+    if bias is not None:
+        out = out + bias.view(-1, *(1,) * len(window.kernel))
+    return out.to(input.dtype).contiguous(memory_format=_layout(input, weight))
+
+
+@form("_convolution")
+def convolution_with_flags(
+    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int, benchmark: bool,
+    deterministic: bool, cudnn_enabled: bool, allow_tf32: bool,
+) -> Tensor:  # fmt: skip
+    return convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+@form("convolution_backward")
+def convolution_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, stride: Sequence[int],
+    padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    window = _window(weight, stride, padding, dilation)
+    _check(input, weight, transposed, groups, window)
+    layout = _layout(input, weight)
+    for_input = for_weight = for_bias = None
+    if output_mask[0]:
+        if transposed:
+            for_input = forward(grad_output, weight, window, groups)
+            for_input = for_input[:, :, *[slice(n) for n in input.shape[2:]]]  # output_padding may leave one more
+        else:
+            for_input = input_gradient(grad_output, weight, window, groups, input.shape[2:])
+        for_input = for_input.to(input.dtype).contiguous(memory_format=layout)
+    if output_mask[1]:
+        seen_by, over = (input, grad_output) if transposed else (grad_output, input)
+        for_weight = weight_gradient(seen_by, over, window, groups).to(weight.dtype).contiguous(memory_format=layout)
+    if output_mask[2]:
+        dims = (0, *range(2, grad_output.dim()))
+        for_bias = primitives.tree_sum(grad_output, dims).view(-1).to(torch.float32).to(weight.dtype)
+    return for_input, for_weight, for_bias

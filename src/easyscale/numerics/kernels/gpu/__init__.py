@@ -1,0 +1,15 @@
+"""D2 primitives on CUDA, by Triton: tiles, warps and SMs decide speed only.
+
+Importing this package needs neither a GPU nor Triton: the files of kernels (`*_kernels.py`) are imported by the first
+call that launches one. `available` says whether there is anything to launch them on.
+"""
+
+from easyscale.numerics.kernels.gpu import fused
+from easyscale.numerics.kernels.gpu.elementwise import evaluate
+from easyscale.numerics.kernels.gpu.launch import available
+from easyscale.numerics.kernels.gpu.products import product
+from easyscale.numerics.kernels.gpu.rows import tree_sum
+from easyscale.numerics.kernels.gpu.slices import sliced_product
+from easyscale.numerics.kernels.gpu.views import view_product
+
+__all__ = ["available", "evaluate", "fused", "product", "sliced_product", "tree_sum", "view_product"]

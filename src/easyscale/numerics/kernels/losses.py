@@ -1,0 +1,218 @@
+"""Losses as D2 forms: each element's loss in fp64, operation by operation; sums by the halving tree; one rounding.
+
+With d = x - t, n the number of elements, and S the sum over all of them in row-major order (mean: S / n):
+
+    mse          d * d                                      backward: (d * g) * k         k = 2 / n, or 2
+    smooth_l1    ((0.5 * z) * z) / beta where z < beta,     backward: ((k * d) * g) / beta where |d| < beta,
+                 else z - 0.5 * beta; z = |d|               else +-(k * g)                k = 1 / n, or 1
+    huber        (0.5 * z) * z where z < delta,             backward: (k * d) * g where |d| <= delta,
+                 else delta * (z - 0.5 * delta)             else +-((k * g) * delta)
+    bce          (t - 1) * max(log1p(-x), -100) - t * max(log(x), -100), times the weight
+                                                backward: ((g * d) / max((1 - x) * x, 1e-12)) * weight, times k
+    bce logits   (1 - t) * x + q * p, times the weight; p = log1p(exp(-|x|)) + max(-x, 0), q = (pos_weight - 1) * t + 1
+    soft margin  log1p(exp(-(x * t)))           backward: ((-t / (1 + exp(x * t))) * g) * k
+    nll          -(x[target] * w[target]); mean: S / S(w[target])       backward: -((g / S(w[target])) * w[target])
+
+Elements that nll ignores are left out of both sums as +0. bce's max keeps NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from easyscale.numerics.kernels.primitives import evaluate, tree_sum
+from easyscale.numerics.kernels.reductions import number, refuse_complex, rounded
+from easyscale.numerics.kernels.registry import form
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def _reduced(losses: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
+    """fp64 losses to the result."""
+    if reduction == NONE:
+        return rounded(losses, dtype)
+    total = tree_sum(losses, range(losses.dim())).reshape(())
+    return rounded(total / number(losses.numel(), total) if reduction == MEAN else total, dtype)
+
+
+def _both(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    refuse_complex(self, "a loss")
+    refuse_complex(target, "a loss")
+    return self.double(), target.double(), torch.promote_types(self.dtype, target.dtype)
+
+
+def _share(value: float, x: Tensor, reduction: int) -> Tensor:
+    """The factor k of a backward."""
+    size = x.numel()
+    if reduction == MEAN:
+        value = value / size if size else float("nan")
+    return number(value, x)
+
+
+def _log(name: str, x: Tensor) -> Tensor:
+    return evaluate(name, [x], dtype=torch.float64)
+
+
+# ---------------------------------------------------------------------------------------------- distances
+
+
+@form("mse_loss")
+def mse_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    x, t, dtype = _both(self, target)
+    apart = x - t
+    return _reduced(apart * apart, reduction, dtype)
+
+
+@form("mse_loss_backward")
+def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    x, t, dtype = _both(self, target)
+    apart = x - t
+    return rounded((apart * grad_output.double()) * _share(2.0, apart, reduction), dtype)
+
+
+@form("smooth_l1_loss")
+def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
+    x, t, dtype = _both(self, target)
+    z, edge = torch.abs(x - t), number(beta, x)
+    inside = ((z * number(0.5, x)) * z) / edge
+    return _reduced(torch.where(z < edge, inside, z - number(0.5 * beta, x)), reduction, dtype)
+
+
+@form("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    x, t, dtype = _both(self, target)
+    apart, g, edge = x - t, grad_output.double(), number(beta, x)
+    share = _share(1.0, apart, reduction)
+    outside = g * share
+    result = torch.where(apart >= edge, outside, ((apart * share) * g) / edge)
+    return rounded(torch.where(apart <= -edge, -outside, result), dtype)
+
+
+@form("huber_loss")
+def huber_loss(self: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+    x, t, dtype = _both(self, target)
+    z, edge = torch.abs(x - t), number(delta, x)
+    outside = (z - number(0.5 * delta, x)) * edge
+    return _reduced(torch.where(z < edge, (z * number(0.5, x)) * z, outside), reduction, dtype)
+
+
+@form("huber_loss_backward")
+def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
+    x, t, dtype = _both(self, target)
+    apart, g, edge = x - t, grad_output.double(), number(delta, x)
+    share = _share(1.0, apart, reduction)
+    outside = (g * share) * edge
+    result = torch.where(apart > edge, outside, (apart * share) * g)
+    return rounded(torch.where(apart < -edge, -outside, result), dtype)
+
+
+# ---------------------------------------------------------------------------------------------- probabilities
+
+
+def _at_least(x: Tensor, least: float) -> Tensor:
+    bound = number(least, x)
+    return torch.where(x < bound, bound, x)
+
+
+@form("binary_cross_entropy")
+def binary_cross_entropy(
+    self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
+    if self.device.type == "cpu" and not bool(torch.all((self >= 0) & (self <= 1))):
+        raise RuntimeError("all elements of input should be between 0 and 1")
+    x, t, _ = _both(self, target)
+    losses = (t - number(1.0, x)) * _at_least(_log("log1p", -x), -100.0) - t * _at_least(_log("log", x), -100.0)
+    return _reduced(losses if weight is None else losses * weight.double(), reduction, self.dtype)
+
+
+@form("binary_cross_entropy_backward")
+def binary_cross_entropy_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
+    x, t, _ = _both(self, target)
+    result = (grad_output.double() * (x - t)) / _at_least((number(1.0, x) - x) * x, 1e-12)
+    result = result if weight is None else result * weight.double()
+    return rounded(result * _share(1.0, result, reduction), self.dtype)
+
+
+@form("binary_cross_entropy_with_logits")
+def binary_cross_entropy_with_logits(
+    self: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
+) -> Tensor:
+    x, t, dtype = _both(self, target)
+    one = number(1.0, x)
+    part = _log("log1p", _log("exp", -torch.abs(x))) + torch.where(x < 0, -x, torch.zeros_like(x))
+    if pos_weight is not None:
+        part = ((pos_weight.double() - one) * t + one) * part
+    losses = (one - t) * x + part
+    return _reduced(losses if weight is None else losses * weight.double(), reduction, dtype)
+
+
+@form("soft_margin_loss")
+def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
+    x, t, dtype = _both(self, target)
+    return _reduced(_log("log1p", _log("exp", -(x * t))), reduction, dtype)
+
+
+@form("soft_margin_loss_backward")
+def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
+    x, t, dtype = _both(self, target)
+    slope = (-t) / (number(1.0, x) + _log("exp", x * t))
+    return rounded((slope * grad_output.double()) * _share(1.0, slope, reduction), dtype)
+
+
+# ---------------------------------------------------------------------------------------------- negative log likelihood
+
+
+def _picked(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The targets with the ignored ones set to 0, the fp64 weights of the targets, and which are not ignored."""
+    wanted = [*x.shape[:1], *x.shape[2:]] if x.dim() > 1 else []
+    if list(target.shape) != wanted and (x.dim() > 1 or target.numel() != 1):
+        raise RuntimeError(f"size mismatch (got input: {list(x.shape)}, target: {list(target.shape)})")
+    if weight is not None and weight.numel() != x.shape[min(x.dim() - 1, 1)]:
+        raise RuntimeError(f"weight should hold one number for each class, not {weight.numel()}")
+    valid = target != ignore_index
+    chosen = torch.where(valid, target, torch.zeros((), dtype=target.dtype, device=target.device)).long()
+    if weight is None:
+        return chosen, valid.double(), valid
+    own = torch.index_select(weight.double(), 0, chosen.reshape(-1)).reshape(chosen.shape)
+    return chosen, torch.where(valid, own, torch.zeros((), dtype=torch.float64, device=x.device)), valid
+
+
+def _total(values: Tensor) -> Tensor:
+    return tree_sum(values, range(values.dim())).reshape(())
+
+
+@form("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss_forward(
+    self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    refuse_complex(self, "a loss")
+    dim = 1 if self.dim() > 1 else 0
+    chosen, weights, valid = _picked(self, target, weight, ignore_index)
+    zero = torch.zeros((), dtype=torch.float64, device=self.device)
+    own = torch.gather(self, dim, chosen.unsqueeze(dim)).squeeze(dim).double()
+    losses = torch.where(valid, -(own * weights), zero)
+    if reduction == NONE and self.dim() > 1:
+        return rounded(losses, self.dtype), zero.to(self.dtype)
+    total, weighed = _total(losses), _total(weights)
+    result = total / weighed if reduction == MEAN else total
+    return rounded(result, self.dtype), rounded(weighed, self.dtype)
+
+
+@form("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(
+    grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int,
+    total_weight: Tensor,
+) -> Tensor:  # fmt: skip
+    """S(w[target]) is computed again: total_weight has been rounded."""
+    dim = 1 if self.dim() > 1 else 0
+    chosen, weights, valid = _picked(self, target, weight, ignore_index)
+    g = grad_output.double()
+    if reduction == MEAN:
+        g = g / _total(weights)
+    zero = torch.zeros((), dtype=torch.float64, device=self.device)
+    values = rounded(torch.where(valid, -(g * weights), zero), self.dtype)
+    result = torch.zeros_like(self, memory_format=torch.contiguous_format)
+    return result.scatter_(dim, chosen.unsqueeze(dim), values.unsqueeze(dim))

@@ -1,0 +1,139 @@
+"""Matrix products on the CPU: the FMA chain (`c/product.c`) and exact integer slices (`c/slices.c`); and the windows of
+images as a matrix, for convolutions.
+
+The FMA chain: out[b, m, n] is acc after acc = fmaf(a[b, m, k], b[b, k, n], acc) for k = 0 .. K-1, from acc = +0.
+
+Exact slices, S of them, for [M, K] and [K, N]:
+
+1. Each row of `a` and each column of `b` gets e, the smallest whole number with max |v| < 2^e over that row (column);
+   a row of zeros has no e, and its results are +0.
+2. Each value v becomes the whole number V = rint(v * 2^(8S - 2 - e)), ties to even; |V| <= 2^(8S - 2). Its digits to
+   the base 256, each within -128 .. 127, are the slices: for i = S-1 down to 1, q(i) = V - 256 * ((V + 128) >> 8) and
+   V = (V + 128) >> 8; q0 is what is left, within -64 .. 64.
+3. P(g) = the sum over i + j = g and over k of qa(i)[m, k] * qb(j)[k, n], in whole numbers, for g = 0 .. S-1.
+4. In fp64: acc = P(S-1); then for g = S-2 down to 0: acc = acc * 2^-8 + P(g). Then acc * 2^(ea + eb - 12), and one
+   rounding to fp32. (The multiplications are by powers of two and stay in fp64's normal range: they are exact.)
+5. If a row of `a` or a column of `b` holds an infinity or NaN, the outputs that touch it are the FMA chain instead.
+
+Relies on `library` being available.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from easyscale.numerics.kernels.native.library import library
+from easyscale.numerics.kernels.native.rows import tree_sum
+
+_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+_P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
+
+
+@functools.cache
+def _product() -> Callable[..., int]:
+    function = library().d2_block_product
+    function.argtypes = [_P, _I, _L, _L, _L, _P, _I, _L, _L, _L, _P, _L, _L, _L, _L, _L, _I]
+    function.restype = ctypes.c_int
+    return function
+
+
+@functools.cache
+def _view_product() -> Callable[..., int]:
+    function = library().d2_view_product
+    function.argtypes = [_P, _I, _L, _L, _L, _P, _I, _L, _P, _I, _I, _P, _L, _L, _L, _L, _L, _L, _I]
+    function.restype = ctypes.c_int
+    return function
+
+
+@functools.cache
+def _conv2d_columns() -> Callable[..., None]:
+    function = library().d2_conv2d_columns
+    function.argtypes = [_P, _P, *[_L] * 15, _I]
+    function.restype = None
+    return function
+
+
+@functools.cache
+def _sliced_product() -> Callable[..., int]:
+    function = library().d2_sliced_product
+    function.argtypes = [_P, _I, _L, _L, _P, _I, _L, _L, _P, _L, _L, _L, _I, _I]
+    function.restype = ctypes.c_int
+    return function
+
+
+def product(a: Tensor, b: Tensor, block: int = 0) -> Tensor:
+    """fp32 [B, M, N] from [B, M, K] and [B, K, N] of fp32, bf16 or fp16, any strides: the FMA chain.
+
+    With a `block`: one chain for each so many steps of k, added up in ascending order (`primitives.product`).
+    """
+    batch, rows, inner = a.shape
+    columns = b.shape[2]
+    out = torch.empty((batch, rows, columns), dtype=torch.float32)
+    failed = _product()(
+        a.data_ptr(), _CODES[a.dtype], *a.stride(), b.data_ptr(), _CODES[b.dtype], *b.stride(),
+        out.data_ptr(), batch, rows, columns, inner, block, torch.get_num_threads(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("no memory for the blocks of a D2 matrix product")
+    return out
+
+
+def view_product(a: Tensor, seen: Tensor, inner: int, block: int, span: int) -> Tensor:
+    """fp32 [G, M, N] from [G, M, K] and a view [G, *k dimensions, *n dimensions] with `inner` of the former, read where
+    it lies: the matrix of columns of a convolution, many times its input, is never written. Bits as of the chains."""
+    groups, rows, depth = a.shape
+    columns = seen.shape[1 + inner :].numel()
+    if not groups * rows * columns * depth:
+        return torch.zeros((groups, rows, columns), dtype=torch.float32)
+    spans = -(-depth // span)
+    out = torch.empty((groups, spans, rows, columns), dtype=torch.float32)
+    walk = (*seen.shape[1:], *seen.stride()[1:])
+    failed = _view_product()(
+        a.data_ptr(), _CODES[a.dtype], *a.stride(), seen.data_ptr(), _CODES[seen.dtype], seen.stride(0),
+        (_L * len(walk))(*walk), inner, seen.dim() - 1 - inner, out.data_ptr(), groups, rows, columns, depth,
+        block, span, torch.get_num_threads(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("no memory for the blocks of a D2 convolution")
+    return out[:, 0] if spans == 1 else tree_sum(out, (1,))[:, 0].to(torch.float32)
+
+
+def sliced_product(a: Tensor, b: Tensor, slices: int) -> Tensor:
+    """fp32 [M, N] from [M, K] and [K, N] of fp32, bf16 or fp16, any strides: exact integer products of slices."""
+    assert 1 <= slices <= 6, f"1 to 6 slices, not {slices}"
+    rows, inner = a.shape
+    columns = b.shape[1]
+    out = torch.empty((rows, columns), dtype=torch.float32)
+    failed = _sliced_product()(
+        a.data_ptr(), _CODES[a.dtype], *a.stride(), b.data_ptr(), _CODES[b.dtype], *b.stride(),
+        out.data_ptr(), rows, columns, inner, slices, torch.get_num_threads(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError("no memory for the slices of a D2 matrix product")
+    return out
+
+
+def conv2d_columns(
+    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> Tensor:
+    """fp32 [N, C * KH * KW, OH * OW] from contiguous fp32 [N, C, H, W]: the windows of each image, rows ordered by
+    (channel, kernel row, kernel column); +0 where a window reaches into the padding."""
+    assert x.dtype == torch.float32
+    assert x.is_contiguous()
+    images, channels, *sizes = x.shape
+    height, width = (
+        (size + 2 * pad - spread * (taps - 1) - 1) // step + 1
+        for size, taps, step, pad, spread in zip(sizes, kernel, stride, padding, dilation, strict=True)
+    )
+    out = torch.empty((images, channels * kernel[0] * kernel[1], height * width), dtype=torch.float32)
+    _conv2d_columns()(
+        x.data_ptr(), out.data_ptr(), images, x[:1].numel(), channels, *sizes, *kernel, height, width,
+        *stride, *padding, *dilation, torch.get_num_threads(),
+    )  # fmt: skip
+    return out

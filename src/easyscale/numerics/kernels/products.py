@@ -1,0 +1,278 @@
+"""D2 forms of matrix and vector products: FMA chains in blocks, or exact integer slices.
+
+`multiply` is what all of them, and the convolutions, are made of. Its result depends on shape and dtype alone:
+
+    chain   k is cut into blocks of BLOCK; each block is one FMA chain from +0; the blocks of one SPAN are added up one
+            after the other in fp32; where there are several spans, their sums go through the fp64 tree and are rounded
+            once. Blocks bound the error: one chain over 4,096 terms has 4 to 8 times that of vendors' kernels.
+    slices  products of int8 slices, exact (`primitives.sliced_product`)
+
+Products of bf16 and fp16 are those of the same values in fp32, rounded once at the end, after a bias has been added.
+`alpha` and `beta` are applied in fp64: one rounding of alpha * product + beta * bias.
+Relies on `primitives`. fp64 and complex numbers are refused: devices have no common fast form of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from easyscale.numerics.kernels import primitives
+from easyscale.numerics.kernels.refusal import refuse
+from easyscale.numerics.kernels.registry import form
+
+BLOCK = 256  # with 512 the error of sums of positive terms is more than twice that of MKL (benchmarks/d2_accuracy.py)
+SPAN = 16 * BLOCK  # long sums (gradients of convolution weights) are short of outputs: spans run side by side
+
+# By dtype and depth: what keeps the error within twice the vendor's, with outliers and gradients of very different size
+# (benchmarks/d2_accuracy.py). Results in bf16 and fp16 are rounded far more coarsely than three slices are.
+SLICES, SLICES_DEEP, SLICES_HALF = 4, 5, 3
+DEEP = 4096  # k above which fp32 takes SLICES_DEEP
+# Below, the launches of a product by slices and the cutting cost more than they win on an H200.
+SLICED_FROM = 2**33
+SLICED_SIDE = 256
+SLICED_DEPTH = 2**17 // SLICES_DEEP  # int32 sums of so many products of up to 2^14 for each slice cannot overflow
+
+_ACCUMULATED_IN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def slices_of(m: int, n: int, k: int, dtype: torch.dtype) -> int:
+    """How many slices a product of this shape is computed by; 0: by FMA chains."""
+    if m * n * k < SLICED_FROM or min(m, n, k) < SLICED_SIDE or k >= SLICED_DEPTH:
+        return 0
+    if dtype is not torch.float32:
+        return SLICES_HALF
+    return SLICES if k <= DEEP else SLICES_DEEP
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """fp32 [B, M, N] from [B, M, K] and [B, K, N] of fp32, bf16 or fp16, by the form of their shape."""
+    count, m, k = a.shape
+    n = b.shape[2]
+    slices = slices_of(m, n, k, a.dtype)
+    if not slices:
+        return chains(a, b)
+    if count == 1:
+        return primitives.sliced_product(a[0], b[0], slices)[None]
+    return torch.stack([primitives.sliced_product(x, y, slices) for x, y in zip(a.unbind(), b.unbind(), strict=True)])
+
+
+def chains(a: Tensor, b: Tensor) -> Tensor:
+    """fp32 [B, M, N] from [B, M, K] and [B, K, N]: FMA chains over blocks of k, added up."""
+    count, m, k = a.shape
+    if k <= SPAN:
+        return _span(a, b)
+    full = k // SPAN
+    body = _span(
+        a[:, :, : full * SPAN].unflatten(2, (full, SPAN)).movedim(2, 0).flatten(0, 1),
+        b[:, : full * SPAN].unflatten(1, (full, SPAN)).movedim(1, 0).flatten(0, 1),
+    ).view(full, count, m, b.shape[2])
+    if k > full * SPAN:
+        body = torch.cat([body, _span(a[:, :, full * SPAN :], b[:, full * SPAN :])[None]])
+    return primitives.tree_sum(body, (0,))[0].to(torch.float32)
+
+
+def reads_views(device: torch.device) -> bool:
+    """Whether products here read a view of windows where it lies."""
+    return hasattr(primitives.implementation(device), "view_product")
+
+
+def view_chains(a: Tensor, seen: Tensor, inner: int) -> Tensor:
+    """`chains` of [G, M, K] and a view [G, *k dimensions, *n dimensions], with `inner` of the former, read as a matrix
+    [K, N] for each group. A GPU reads it where it lies; elsewhere it is copied."""
+    if reads_views(a.device):
+        found: Tensor = primitives.implementation(a.device).view_product(a, seen, inner, BLOCK, SPAN)
+        return found
+    return chains(a, seen.reshape(a.shape[0], a.shape[2], -1))
+
+
+def _span(a: Tensor, b: Tensor) -> Tensor:
+    if a.shape[2] and a.shape[0] and a.shape[1] and b.shape[2]:
+        return primitives.product(a, b, BLOCK)
+    return torch.zeros((a.shape[0], a.shape[1], b.shape[2]), dtype=torch.float32, device=a.device)
+
+
+# ------------------------------------------------------------------------------------------------ checks
+
+
+def check_dtype(operator: str, dtype: torch.dtype) -> None:
+    """Refuse the kinds of numbers that products are not defined for."""
+    if dtype in _ACCUMULATED_IN_FP32:
+        return
+    refuse(
+        f"{operator} on {dtype}",
+        "level D2 defines products of fp32, bf16 and fp16, with sums in fp32; devices have no common form of others "
+        "that is worth its time.",
+        "convert the tensors to torch.float32 there, or use --determinism D1 (one device type).",
+    )
+
+
+def _agree(operator: str, *tensors: Tensor) -> None:
+    check_dtype(operator, tensors[0].dtype)
+    for other in tensors[1:]:
+        if other.dtype is not tensors[0].dtype:
+            raise RuntimeError(
+                f"{operator}: expected tensors of one dtype, but got {tensors[0].dtype} and {other.dtype}"
+            )
+
+
+def _fit(operator: str, a: Tensor, b: Tensor, dims: int) -> None:
+    """Shapes that C code may rely on: both of `dims` dimensions, equal batches, equal k."""
+    if a.dim() != dims or b.dim() != dims or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(f"{operator}: shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be multiplied")
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+def joined(product: Tensor, bias: Tensor, beta: float, alpha: float, dtype: torch.dtype) -> Tensor:
+    """alpha * product + beta * bias, rounded once; with beta = 0 the bias is not looked at."""
+    if beta == 0:
+        return (product if alpha == 1 else product.to(torch.float64) * alpha).to(dtype)
+    if alpha == 1 and beta == 1:
+        return (product + bias).to(dtype)  # one IEEE addition: its bits are those of fp64 rounded to fp32
+    return (product.to(torch.float64) * alpha + bias.to(torch.float64) * beta).to(dtype)
+
+
+@form("mm")
+def mm(self: Tensor, mat2: Tensor) -> Tensor:
+    if not self.dtype.is_floating_point and not self.dtype.is_complex:
+        return _whole_numbers(self[None], mat2[None])[0]
+    _agree("mm", self, mat2)
+    _fit("mm", self, mat2, 2)
+    return multiply(self[None], mat2[None])[0].to(self.dtype)
+
+
+@form("addmm")
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    _agree("addmm", mat1, mat2, self)
+    _fit("addmm", mat1, mat2, 2)
+    bias = self.expand(mat1.shape[0], mat2.shape[1])
+    return joined(multiply(mat1[None], mat2[None])[0], bias, beta, alpha, mat1.dtype)
+
+
+@form("_addmm_activation")
+def addmm_activation(
+    self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
+) -> Tensor:
+    out = addmm(self, mat1, mat2, beta=beta, alpha=alpha)
+    return torch.nn.functional.gelu(out) if use_gelu else torch.relu(out)
+
+
+@form("bmm")
+def bmm(self: Tensor, mat2: Tensor) -> Tensor:
+    if not self.dtype.is_floating_point and not self.dtype.is_complex:
+        return _whole_numbers(self, mat2)
+    _agree("bmm", self, mat2)
+    _fit("bmm", self, mat2, 3)
+    return multiply(self, mat2).to(self.dtype)
+
+
+@form("baddbmm")
+def baddbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    _agree("baddbmm", batch1, batch2, self)
+    _fit("baddbmm", batch1, batch2, 3)
+    bias = self.expand(batch1.shape[0], batch1.shape[1], batch2.shape[2])
+    return joined(multiply(batch1, batch2), bias, beta, alpha, batch1.dtype)
+
+
+@form("addbmm")
+def addbmm(self: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """The sum over the batch is part of the product: k runs over the batch, then over the columns of batch1."""
+    _agree("addbmm", batch1, batch2, self)
+    _fit("addbmm", batch1, batch2, 3)
+    wide = batch1.movedim(0, 1).flatten(1, 2)
+    bias = self.expand(wide.shape[0], batch2.shape[2])
+    return joined(multiply(wide[None], batch2.flatten(0, 1)[None])[0], bias, beta, alpha, batch1.dtype)
+
+
+@form("mv")
+def mv(self: Tensor, vec: Tensor) -> Tensor:
+    _agree("mv", self, vec)
+    _fit("mv", self, vec[:, None], 2)
+    return multiply(self[None], vec[None, :, None])[0, :, 0].to(self.dtype)
+
+
+@form("addmv")
+def addmv(self: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    _agree("addmv", mat, vec, self)
+    _fit("addmv", mat, vec[:, None], 2)
+    product = multiply(mat[None], vec[None, :, None])[0, :, 0]
+    return joined(product, self.expand(mat.shape[0]), beta, alpha, mat.dtype)
+
+
+@form("dot")
+def dot(self: Tensor, tensor: Tensor) -> Tensor:
+    if not self.dtype.is_floating_point and not self.dtype.is_complex:
+        return _whole_numbers(self[None, None], tensor[None, :, None]).view(())
+    _agree("dot", self, tensor)
+    _fit("dot", self[None], tensor[:, None], 2)
+    return multiply(self[None, None], tensor[None, :, None]).view(()).to(self.dtype)
+
+
+@form("vdot")
+def vdot(self: Tensor, other: Tensor) -> Tensor:
+    return dot(self, other)
+
+
+@form("addr")
+def addr(self: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """One product per element, exact in fp64; then alpha, beta and the sum in fp64, one rounding."""
+    _agree("addr", vec1, vec2, self)
+    product = vec1.to(torch.float64)[:, None] * vec2.to(torch.float64)[None] * alpha
+    if beta == 0:
+        return product.to(vec1.dtype)
+    return (product + self.to(torch.float64) * beta).to(torch.float32).to(vec1.dtype)
+
+
+@form("_trilinear")
+def trilinear(
+    i1: Tensor, i2: Tensor, i3: Tensor, expand1: Sequence[int], expand2: Sequence[int], expand3: Sequence[int],
+    sumdim: Sequence[int], unroll_dim: int = 1,
+) -> Tensor:  # fmt: skip
+    """Products of three tensors of common dimensions, in fp64 from the left, summed over `sumdim` by the tree.
+
+    Dimension `unroll_dim` is taken one at a time where it is summed over, as stock does, to spare memory; the parts are
+    added in ascending order in fp64.
+    """
+    _agree("bilinear", i1, i2, i3)
+    placed = [_placed(i1, expand1), _placed(i2, expand2), _placed(i3, expand3)]
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in placed))
+    wide = [tensor.expand(shape) for tensor in placed]
+    summed = sorted(dim % len(shape) for dim in sumdim)
+    if prod(shape) == 0:
+        kept = [size for dim, size in enumerate(shape) if dim not in summed]
+        return torch.zeros(kept, dtype=i1.dtype, device=i1.device)
+    dim = unroll_dim % len(shape)
+    parts = []
+    for index in range(shape[dim]):
+        x, y, z = (tensor.narrow(dim, index, 1).to(torch.float64) for tensor in wide)
+        terms = x * y * z
+        parts.append(primitives.tree_sum(terms, summed) if summed else terms)
+    if dim in summed:
+        total = parts[0]
+        for part in parts[1:]:
+            total = total + part
+    else:
+        total = torch.cat(parts, dim)
+    for gone in reversed(summed):
+        total = total.squeeze(gone)
+    return total.to(torch.float32).to(i1.dtype)
+
+
+def _placed(tensor: Tensor, expand: Sequence[int]) -> Tensor:
+    for dim in sorted(expand):
+        tensor = tensor.unsqueeze(dim)
+    return tensor
+
+
+def _whole_numbers(a: Tensor, b: Tensor) -> Tensor:
+    """Products of whole numbers wrap around and do not depend on their order."""
+    _fit("matmul", a, b, 3)
+    total = torch.zeros((a.shape[0], a.shape[1], b.shape[2]), dtype=a.dtype, device=a.device)
+    for k in range(a.shape[2]):
+        total = total + a[:, :, k : k + 1] * b[:, k : k + 1]
+    return total

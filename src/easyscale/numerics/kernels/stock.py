@@ -1,0 +1,37 @@
+"""Stock kernels by name, for forms that use one: the dispatcher itself would lead back to the form.
+
+A kernel is looked up when `stock` is called, which is at import of the module of forms: before D2 is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+
+
+def stock(name: str) -> Callable[..., Any]:
+    """The stock kernel of an overload ("amax", "div.Tensor"), to be called as the operator."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for device, key in _KEYS.items():
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
+            keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+            found[device] = (torch.library.get_kernel(f"aten::{name}", key), keys)
+
+    def call(*args: Any, **options: Any) -> Any:
+        kernel, keys = found[_device(args, options)]
+        return kernel.call_boxed(keys, *args, **options)
+
+    return call
+
+
+def _device(args: tuple[Any, ...], options: dict[str, Any]) -> str:
+    """That of the first tensor that is not on the CPU: a number on the CPU may go with tensors elsewhere."""
+    for value in (*args, *options.values()):
+        shown = value[0] if isinstance(value, list) and value else value
+        if isinstance(shown, torch.Tensor) and shown.device.type != "cpu":
+            return shown.device.type
+    return "cpu"

@@ -1,0 +1,53 @@
+"""Slices of weights, cut once per global step and shared by all ESTs of the worker.
+
+Between two optimizer steps a parameter does not change, and each EST multiplies by it forward and backward. The session
+declares its parameters; what is cut of them is kept until the session says that a global step is over. Nothing is kept
+of other tensors, nor outside a session. A parameter that is changed in between counts up its version, and is cut again.
+
+The key has the version counter, the place in memory, shape and strides. What is handed out was cut from exactly these
+values, as long as changes go through torch: `parameter.data.copy_` and the like are not counted. The optimizer's step,
+after which everything is dropped, may use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+Cut = TypeVar("Cut")
+
+_declared: set[int] = set()  # storages of parameters
+_kept: dict[Hashable, Any] = {}
+
+
+def declare(parameters: Iterable[Tensor]) -> None:
+    """From here on, keep what is cut of these."""
+    for parameter in parameters:
+        _declared.add(parameter.untyped_storage().data_ptr())
+
+
+def forget() -> None:
+    """Parameters may have changed: drop what was kept."""
+    _kept.clear()
+
+
+def end() -> None:
+    """The job is over in this process."""
+    _declared.clear()
+    _kept.clear()
+
+
+def cut(v: Tensor, slices: int, kind: str, make: Callable[[], Cut]) -> Cut:
+    """`make()`, or what it gave before for this very tensor. `kind` says how its slices are laid out."""
+    if not _declared or v.is_inference() or v.untyped_storage().data_ptr() not in _declared:
+        return make()  # a tensor of inference mode has no version counter
+    key = (
+        v.untyped_storage().data_ptr(), v.storage_offset(), v.shape, v.stride(), v.dtype, v.device, slices, kind,
+        v._version,
+    )  # fmt: skip
+    if key not in _kept:
+        _kept[key] = make()
+    found: Cut = _kept[key]
+    return found

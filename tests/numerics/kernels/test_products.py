@@ -1,0 +1,330 @@
+"""Matrix products at D2 against slow references in exact fractions, and our implementations against each other."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from easyscale.core.errors import UnsupportedError
+from easyscale.numerics.kernels import native, portable, primitives, products
+
+INF, NAN = math.inf, math.nan
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1.1754942e-38, 3.4e38, -3.4e38, 1e-30, 1.0000001, INF, -INF, NAN]
+
+
+# ------------------------------------------------------------------------------------------------ references
+
+
+def rounded(value: Fraction) -> float:
+    """The nearest fp32 to a fraction, ties to even, subnormals and overflow included."""
+    if value == 0:
+        return 0.0
+    size, sign = abs(value), -1.0 if value < 0 else 1.0
+    exponent = math.floor(math.log2(size.numerator) - math.log2(size.denominator))
+    while size >= Fraction(2) ** (exponent + 1):
+        exponent += 1
+    while size < Fraction(2) ** exponent:
+        exponent -= 1
+    unit = Fraction(2) ** (max(exponent, -126) - 23)
+    whole = round(size / unit)  # Python rounds halves to even
+    if whole * unit >= Fraction(2) ** 128:
+        return sign * INF
+    return sign * float(whole * unit)
+
+
+def fused(a: float, b: float, c: float) -> float:
+    """fp32 fused multiply-add."""
+    if not (math.isfinite(a) and math.isfinite(b) and math.isfinite(c)):
+        return a * b + c
+    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    if exact == 0:
+        return a * b + c if (a * b != 0 or c != 0) else math.copysign(0.0, a) * math.copysign(1.0, b) + c
+    return rounded(exact)
+
+
+def chain(a: list[float], b: list[float]) -> float:
+    acc = 0.0
+    for x, y in zip(a, b, strict=True):
+        acc = fused(x, y, acc)
+    return acc
+
+
+def by_slices(a: list[float], b: list[float], slices: int) -> float:
+    """One output by exact integer slices."""
+
+    def cut(values: list[float]) -> tuple[list[list[int]], int]:
+        exponent = math.frexp(max(map(abs, values)))[1]
+        parts = []
+        for value in values:
+            whole, digits = round(Fraction(value) * Fraction(2) ** (8 * slices - 2 - exponent)), []
+            for _ in range(slices - 1):
+                digits.append((whole + 128) % 256 - 128)
+                whole = (whole - digits[-1]) // 256
+            parts.append([whole, *reversed(digits)])
+        return parts, exponent
+
+    if not any(a) or not any(b):
+        return 0.0
+    (qa, ea), (qb, eb) = cut(a), cut(b)
+    acc = 0.0
+    for group in reversed(range(slices)):
+        acc = acc / 256 + sum(x[i] * y[group - i] for x, y in zip(qa, qb, strict=True) for i in range(group + 1))
+    return rounded(Fraction(acc) * Fraction(2) ** (ea + eb - 12))
+
+
+def bits(value: float | Tensor) -> list[int]:
+    """fp32 bits, every NaN as one."""
+    values = [value] if isinstance(value, float) else value.flatten().tolist()
+    return [0x7FC00000 if math.isnan(v) else struct.unpack("<I", struct.pack("<f", v))[0] for v in values]
+
+
+@contextmanager
+def by(which: str) -> Iterator[None]:
+    primitives.use_portable(which == "portable")
+    try:
+        assert which == "portable" or native.available()
+        yield
+    finally:
+        primitives.use_portable(False)
+
+
+@pytest.fixture(params=["portable", "native"])
+def implementation(request: pytest.FixtureRequest) -> Iterator[str]:
+    with by(request.param):
+        yield request.param
+
+
+def values(*shape: int, seed: int = 0, spread: float = 1.0) -> Tensor:
+    """Normal values, with magnitudes spread by e^(spread * normal)."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator) * torch.exp(spread * torch.randn(shape, generator=generator))
+
+
+# ------------------------------------------------------------------------------------------------ the chain
+
+
+def test_the_chain_is_a_sequence_of_fused_multiply_adds(implementation: str) -> None:
+    a, b = values(2, 3, 11, spread=4), values(2, 11, 5, seed=1, spread=4)
+    out = primitives.product(a, b)
+    for i in range(2):
+        for m in range(3):
+            for n in range(5):
+                assert bits(out[i, m, n]) == bits(chain(a[i, m].tolist(), b[i, :, n].tolist()))
+
+
+def test_a_fused_multiply_add_is_right_for_special_values(implementation: str) -> None:
+    cases = [(x, y, z) for x in SPECIAL for y in SPECIAL for z in SPECIAL]
+    a = torch.tensor([[z, x] for x, _, z in cases])[:, None, :]
+    b = torch.tensor([[1.0, y] for _, y, _ in cases])[:, :, None]
+    out = primitives.product(a, b)
+    assert bits(out) == [
+        bits(chain(row[0], [column[0] for column in columns]))[0]
+        for row, columns in zip(a.tolist(), b.tolist(), strict=True)
+    ]
+
+
+def test_results_between_two_fp32_values_are_rounded_once(implementation: str) -> None:
+    """1 + 2^-24 (a tie) plus what only a fused operation sees: a tiny product decides the direction."""
+    a = torch.tensor([[[1.0, 1.0 + 2**-12, 2**-40]]])
+    b = torch.tensor([[[1.0], [2**-13], [2**-40]]])
+    assert bits(primitives.product(a, b)) == bits(chain(a.flatten().tolist(), b.flatten().tolist()))
+    tie = torch.tensor([[[1.0, 2**-12 + 2**-35]]]), torch.tensor([[[1.0], [2**-12]]])
+    assert bits(primitives.product(*tie)) == bits(1 + 2**-23)
+    tiny = torch.tensor([[[2.0**-100, 2.0**-149]]]), torch.tensor([[[2.0**-49], [0.5 + 2**-20]]])
+    assert bits(primitives.product(*tiny)) == bits(2.0**-148)
+
+
+def test_an_unfused_multiply_add_is_seen() -> None:
+    a, b = values(1, 16, 40), values(1, 40, 16, seed=1)
+    acc = torch.zeros(1, 16, 16)
+    for k in range(40):
+        acc = acc + a[:, :, k : k + 1] * b[:, k : k + 1]
+    assert not torch.equal(acc, primitives.product(a, b))
+
+
+def test_a_vendor_product_is_seen() -> None:
+    a, b = values(64, 300), values(300, 64, seed=1)
+    assert not torch.equal(torch.mm(a, b), products.mm(a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (3, 17, 9, 33), (1, 70, 40, 130), (2, 1, 50, 7), (1, 33, 0, 5), (2, 6, 300, 1)]
+)
+def test_both_implementations_have_the_same_bits(shape: tuple[int, int, int, int], dtype: torch.dtype) -> None:
+    batch, m, k, n = shape
+    a, b = values(batch, m, k, spread=3).to(dtype), values(batch, k, n, seed=1, spread=3).to(dtype)
+    strided = b.mT.contiguous().mT, a.transpose(0, 2).contiguous().transpose(0, 2)
+    expected = bits(products.chains(a, b) if k == 0 else portable.product(a, b))
+    with by("native"):
+        assert bits(products.chains(a, b) if k == 0 else primitives.product(a, b)) == expected
+        assert bits(products.chains(a, b) if k == 0 else primitives.product(strided[1], strided[0])) == expected
+
+
+def test_long_products_are_blocks_of_chains_added_up(implementation: str) -> None:
+    k = 2 * products.SPAN + products.BLOCK + 3 if implementation == "native" else products.SPAN + products.BLOCK + 3
+    a, b = values(1, 1, k, spread=0.5), values(1, k, 1, seed=1, spread=0.5)
+    x, y = a.flatten().double(), b.flatten().double()
+    spans = []
+    for start in range(0, k, products.SPAN):
+        end = min(k, start + products.SPAN)
+        total = None
+        for low in range(start, end, products.BLOCK):
+            high = min(end, low + products.BLOCK)
+            part = chain(x[low:high].tolist(), y[low:high].tolist())
+            total = part if total is None else rounded(Fraction(total) + Fraction(part))
+        assert total is not None
+        spans.append(total)
+    while len(spans) & (len(spans) - 1):
+        spans.append(0.0)
+    while len(spans) > 1:
+        half = len(spans) // 2
+        spans = [p + q for p, q in zip(spans[:half], spans[half:], strict=True)]
+    assert bits(products.chains(a, b)) == bits(rounded(Fraction(spans[0])))
+
+
+def test_several_products_at_once_have_the_bits_of_each_alone() -> None:
+    k = products.SPAN + 300
+    a, b = values(3, 4, k), values(3, k, 5, seed=1)
+    together = products.chains(a, b)
+    for i in range(3):
+        assert torch.equal(together[i], products.chains(a[i : i + 1], b[i : i + 1])[0])
+    assert torch.equal(together[:, 1:2, 2:3], products.chains(a[:, 1:2], b[:, :, 2:3]))
+
+
+# ------------------------------------------------------------------------------------------------ slices
+
+
+@pytest.mark.parametrize("slices", [3, 4, 5])
+def test_slices_are_exact_sums_joined_in_fp64(implementation: str, slices: int) -> None:
+    a, b = values(4, 13, spread=3), values(13, 6, seed=1, spread=3)
+    a[2] = 0.0
+    b[:, 1] *= 1e-30
+    a[3] *= 1e-20
+    out = primitives.sliced_product(a, b, slices)
+    expected = [bits(by_slices(row, col, slices))[0] for row in a.tolist() for col in b.t().tolist()]
+    assert bits(out) == expected
+
+
+def test_rows_with_infinities_are_chains_and_leave_the_others_alone(implementation: str) -> None:
+    a, b = values(5, 20), values(20, 6, seed=1)
+    clean = primitives.sliced_product(a, b, 5)
+    a[1, 3], b[7, 2], b[8, 4] = INF, NAN, -INF
+    out = primitives.sliced_product(a, b, 5)
+    chained = primitives.product(a[None], b[None])[0]
+    touched = torch.zeros(5, 6, dtype=torch.bool)
+    touched[1] = touched[:, 2] = touched[:, 4] = True
+    assert bits(out[touched]) == bits(chained[touched])
+    assert torch.equal(out[~touched], clean[~touched])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 300, 17), (64, 129, 70), (3, 0, 4)])
+def test_slices_have_the_same_bits_in_both_implementations(shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    a, b = values(m, k, spread=3), values(k, n, seed=1, spread=3)
+    expected = bits(portable.sliced_product(a, b, 5))
+    with by("native"):
+        assert bits(primitives.sliced_product(a, b, 5)) == expected
+        assert bits(primitives.sliced_product(a.t().contiguous().t(), b.t().contiguous().t(), 5)) == expected
+
+
+def test_the_form_depends_on_shape_and_dtype_alone() -> None:
+    assert products.slices_of(4096, 4096, 4096, torch.float32) == products.SLICES
+    assert products.slices_of(4096, 4096, 4096, torch.bfloat16) == products.SLICES_HALF
+    assert products.slices_of(4096, 4096, products.DEEP + 1, torch.float32) == products.SLICES_DEEP
+    assert products.slices_of(1024, 1024, 1024, torch.float32) == 0
+    assert products.slices_of(2**20, 255, 4096, torch.float32) == 0
+    assert products.slices_of(512, 512, products.SLICED_DEPTH, torch.float32) == 0
+
+
+def test_large_products_are_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "SLICED_FROM", 1)
+    monkeypatch.setattr(products, "SLICED_SIDE", 8)
+    a, b = values(2, 16, 24), values(2, 24, 8, seed=1)
+    expected = torch.stack([primitives.sliced_product(a[i], b[i], products.SLICES) for i in range(2)])
+    assert torch.equal(products.bmm(a, b), expected)
+    assert torch.equal(products.mm(a[0], b[0]), expected[0])
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+def test_forms_are_near_stock() -> None:
+    a, b, v, w = values(2, 7, 9), values(2, 9, 5, seed=1), values(9, seed=2), values(7, seed=3)
+    bias, many = values(5, seed=4), values(2, 7, 5, seed=5)
+    close = torch.testing.assert_close
+    close(products.mm(a[0], b[0]), a[0] @ b[0])
+    close(products.bmm(a, b), a @ b)
+    close(products.mv(a[0], v), a[0] @ v)
+    close(products.dot(v, v), torch.dot(v, v))
+    close(products.vdot(v, v), torch.vdot(v, v))
+    for beta, alpha in ((1, 1), (0.5, 1), (1, 2), (0, 3), (0, 1)):
+        by = {"beta": beta, "alpha": alpha}
+        close(products.addmm(bias, a[0], b[0], **by), torch.addmm(bias, a[0], b[0], **by))
+        close(products.baddbmm(many, a, b, **by), torch.baddbmm(many, a, b, **by))
+        close(products.addbmm(many[0], a, b, **by), torch.addbmm(many[0], a, b, **by))
+        close(products.addmv(w, a[0], v, **by), torch.addmv(w, a[0], v, **by))
+        close(products.addr(a[0], w, v, **by), torch.addr(a[0], w, v, **by))
+    close(products.addmm_activation(bias, a[0], b[0]), torch.relu(torch.addmm(bias, a[0], b[0])))
+
+
+def test_a_bilinear_layer_is_near_stock_forward_and_backward() -> None:
+    x, y, w = values(4, 3), values(4, 5, seed=1), values(6, 3, 5, seed=2)
+    expected = torch.einsum("bi,oij,bj->bo", x.double(), w.double(), y.double())
+    out = products.trilinear(x, w, y, [1, 3], [0], [1, 2], [2, 3])
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    grad = values(4, 6, seed=3)
+    for args in (
+        (grad, w, y, [2, 3], [0], [1, 2], [1, 3]),
+        (x, grad, y, [1, 3], [2, 3], [1, 2], [0]),
+        (x, w, grad, [1, 3], [0], [2, 3], [1, 2]),
+    ):
+        stock = torch._trilinear(*(t.double() for t in args[:3]), *args[3:])
+        torch.testing.assert_close(products.trilinear(*args).double(), stock, atol=1e-5, rtol=1e-5)
+
+
+def test_a_bias_is_added_before_the_one_rounding_to_bf16() -> None:
+    a, b, bias = (t.bfloat16() for t in (values(8, 40), values(40, 8, seed=1), values(8, seed=2)))
+    exact = products.chains(a[None], b[None])[0] + bias.float()
+    assert torch.equal(products.addmm(bias, a, b), exact.bfloat16())
+    assert not torch.equal(products.mm(a, b) + bias, products.addmm(bias, a, b))
+
+
+def test_beta_zero_does_not_look_at_the_bias() -> None:
+    bias = torch.full((3,), NAN)
+    assert torch.equal(products.addmm(bias, torch.ones(2, 4), torch.ones(4, 3), beta=0), torch.full((2, 3), 4.0))
+
+
+def test_empty_sums_are_positive_zero() -> None:
+    assert bits(products.mm(torch.ones(2, 0), torch.ones(0, 3))) == [0] * 6
+    assert products.mm(torch.ones(0, 4), torch.ones(4, 3)).shape == (0, 3)
+    assert products.bmm(torch.ones(0, 2, 4), torch.ones(0, 4, 3)).shape == (0, 2, 3)
+    assert bits(products.dot(torch.ones(0), torch.ones(0))) == [0]
+
+
+def test_whole_numbers_are_multiplied_exactly() -> None:
+    a, b = torch.randint(-9, 9, (4, 5)), torch.randint(-9, 9, (5, 3))
+    assert torch.equal(products.mm(a, b), a @ b)
+    assert torch.equal(products.bmm(a[None], b[None])[0], a @ b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_other_numbers_are_refused_by_name(dtype: torch.dtype) -> None:
+    with pytest.raises(UnsupportedError, match="mm on torch"):
+        products.mm(torch.ones(2, 2, dtype=dtype), torch.ones(2, 2, dtype=dtype))
+
+
+def test_shapes_that_do_not_fit_are_an_error_not_a_read_beyond_the_end() -> None:
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        products.mm(torch.ones(2, 3), torch.ones(4, 2))
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        products.bmm(torch.ones(2, 2, 3), torch.ones(3, 3, 2))
+    with pytest.raises(RuntimeError, match="one dtype"):
+        products.mm(torch.ones(2, 3), torch.ones(3, 2).bfloat16())
