@@ -112,7 +112,7 @@ def test_a_job_whose_master_fails_has_ended(masters: FakeMasters) -> None:
 
 
 def test_what_is_wrong_is_refused_before_there_is_a_job(masters: FakeMasters) -> None:
-    for flags in (("--workers", "5"), ("--heartbeat", "0"), ("--determinism", "D2"), ("--checkpoint-every", "3")):
+    for flags in (("--workers", "5"), ("--heartbeat", "0"), ("--device", "cuda,cpu"), ("--checkpoint-every", "3")):
         assert isinstance(easyscale_run(*flags).exception, UsageError)
     assert list_jobs() == []
     assert masters.calls == []

@@ -82,9 +82,12 @@ def test_by_default_there_is_a_worker_for_each_gpu_else_for_each_core(monkeypatc
     assert schedule_for(PlanWish(ests=8), {}).entries[0][1].workers == 2
 
 
-def test_d2_is_refused_rather_than_weakened() -> None:
-    with pytest.raises(UnsupportedError, match="D2"):
-        check_settings(WorkerSpec(ests=1, determinism="D2"))
+def test_devices_of_several_types_are_for_d2_alone() -> None:
+    for level in ("D0", "D1"):
+        with pytest.raises(UnsupportedError, match=f"does not go with --determinism {level}") as caught:
+            check_settings(WorkerSpec(ests=2, device="cuda,cpu", determinism=level))
+        assert "D2" in caught.value.now
+    check_settings(WorkerSpec(ests=2, device="cuda,cpu", determinism="D2"))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +149,8 @@ def test_an_error_of_ours_is_three_lines_on_stderr_and_exit_code_2(tmp_path: Pat
     [
         ("--ests", "4", "--workers", "5"),
         ("--ests", "4", "--schedule", "nonsense"),
-        ("--ests", "4", "--determinism", "D2"),
+        ("--ests", "4", "--device", "cuda,cpu"),
+        ("--ests", "4", "--device", "mps", "--determinism", "d2"),
         ("--ests", "4", "--resume", "latest"),
         ("--ests", "4", "--resume", "no-such-checkpoint"),
         ("--ests", "4", "--report", "no/such/folder.json"),

@@ -232,11 +232,6 @@ def test_an_unknown_object_is_refused() -> None:
     refused(train, (2,), "UsageError", "got a str")
 
 
-def test_d2_is_refused_until_it_is_there() -> None:
-    with pytest.raises(JobFailedError, match="Level D2 is not available"):
-        run_job(with_easyscale(MLP), (2,), determinism="D2")
-
-
 def test_a_non_finite_loss_is_reported_with_est_and_step_and_training_goes_on() -> None:
     def body(es: Any, model: Any, optimizer: Any, loader: Any, x: Any, y: Any) -> None:
         loss = MLP.loss(model(x), y)

@@ -387,7 +387,7 @@ REFUSED = {
     "--schedule 0:4,3:5 train.py": "5 workers were asked for",
     "--schedule 2:4 train.py": "The schedule's steps are [2]",
     "--engine ddp --workers 4 train.py": "--workers does not go with --engine ddp",
-    "--determinism D2 train.py": "--determinism D2 is not in this version",
+    "--device cuda,cpu train.py": "--device cuda,cpu does not go with --determinism D1",
     "--checkpoint-dir empty --resume latest train.py": "There is no checkpoint in",
 }
 

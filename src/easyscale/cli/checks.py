@@ -103,11 +103,18 @@ def default_workers(wish: PlanWish, environment: Mapping[str, str]) -> int:
 
 def check_settings(template: WorkerSpec) -> None:
     """Refuse what cannot be kept or makes no sense together."""
-    if template.determinism == "D2":
+    unknown = [kind for kind in template.device.split(",") if kind not in ("auto", "cpu", "cuda")]
+    if unknown:
+        raise UsageError(
+            f"--device {template.device} is not a choice.",
+            f"workers run on auto, cpu or cuda, not on {unknown[0]!r}.",
+            "name one of them, or at --determinism D2 several with commas, like cuda,cpu.",
+        )
+    if "," in template.device and template.determinism != "D2":
         raise UnsupportedError(
-            "--determinism D2 is not in this version.",
-            "the same bits across device types need operators of our own, which are not there yet.",
-            "use --determinism D1: the same bits on any number of workers of one device type.",
+            f"--device {template.device} does not go with --determinism {template.determinism}.",
+            f"level {template.determinism} keeps its bits on one device type.",
+            "name one device, or use --determinism D2; `easyscale scan SCRIPT` says if the script can.",
         )
     if template.timeout <= 0:
         raise UsageError(

@@ -41,9 +41,19 @@ Rebalance = Annotated[
         help="ESTs move away from workers that turn out slower. Default: with --workers LEAST:MOST.",
     ),
 ]
-Device = Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="auto: CUDA where there is one.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|cpu|cuda", help="auto: CUDA where there is one. At D2 also one for each worker: cuda,cpu."
+    ),
+]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads of each worker. On a CPU they decide bits.")]
-Determinism = Annotated[Level, typer.Option(help="D0: same plan, same bits. D1: any number of workers.")]
+Determinism = Annotated[
+    Level,
+    typer.Option(
+        case_sensitive=False, help="D0: same plan, same bits. D1: any number of workers. D2: any device types too."
+    ),
+]
 
 # ---------------------------------------------------------------------------------------- where
 

@@ -1,4 +1,5 @@
-"""What a worker notes down, or is made to do, so that a run can be compared with another one (`easyscale verify`).
+"""What a worker notes down, or is made to do, so that a run can be compared with another one (`easyscale verify`) or
+its operators be listed (`easyscale scan`).
 
 Travels inside the `WorkerSpec`. A run without an `Observation` pays nothing for any of this.
 """
@@ -28,13 +29,15 @@ class Plant:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Digests of every local step; operator by operator for the global steps `first` to `last`, into a folder."""
+    """Digests of every local step; operator by operator for the global steps `first` to `last`, into a folder.
+    `scan_to`: instead of all this, the operators with their levels and times, into a file."""
 
     trace_to: str | None = None
     first: int = 0
     last: int = -1
     plant: Plant | None = None
     treatments: tuple[Treatment, ...] = ()
+    scan_to: str | None = None
 
     def traces(self, step: int) -> bool:
         return self.trace_to is not None and self.first <= step <= self.last

@@ -76,7 +76,8 @@ class WorkerSpec:
     engine: Engine = "est"
     # A file in the job's private directory through which the workers of one plan find each other.
     rendezvous: str | None = None
-    # "auto": CUDA where there is one (worker w takes GPU w modulo their number), else the CPU.
+    # "auto": CUDA where there is one (worker w takes GPU w modulo their number), else the CPU. At D2 also several with
+    # commas, one for each place of the plan in turn.
     device: str = "auto"
     # The device that it has to itself; it sees no other. None: as `device` says.
     slot: Slot | None = None
@@ -114,6 +115,18 @@ class WorkerSpec:
     def place(self) -> int:
         """The rank in the plan that the worker is started for."""
         return self.worker if self.rank is None else self.rank
+
+    @property
+    def device_here(self) -> str:
+        """This worker's entry of `device`."""
+        kinds = self.device.split(",")
+        return kinds[self.place % len(kinds)]
+
+    @property
+    def gpu_number(self) -> int:
+        """How many places before this one ask for a GPU too."""
+        kinds = self.device.split(",")
+        return sum(kinds[place % len(kinds)] != "cpu" for place in range(self.place))
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

@@ -7,12 +7,12 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from easyscale.core.errors import UsageError
-from easyscale.core.spec import WORKER_VARIABLE, Level, spec_from_environment
+from easyscale.core.spec import WORKER_VARIABLE, Level, WorkerSpec, spec_from_environment
 from easyscale.numerics.fingerprint import fingerprint
 from easyscale.runtime.engine import Engine, PrepareOptions, ScriptSettings
 from easyscale.runtime.journal import OnNonFinite
@@ -37,7 +37,7 @@ def init(
     on_nonfinite: OnNonFinite = "warn",
     device: str | None = None,
     threads: int | None = None,
-    determinism: Level | None = None,
+    determinism: Level | Literal["d0", "d1", "d2"] | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
     resume: str | None = None,
@@ -60,10 +60,13 @@ def init(
     _check_choice("reduction", reduction, ("ddp", "tree"))
     _check_choice("staging", staging, ("auto", "device", "host"))
     _check_choice("on_nonfinite", on_nonfinite, ("warn", "stop"))
-    _check_choice("determinism", determinism or "D1", ("D0", "D1", "D2"))
+    level = determinism.upper() if isinstance(determinism, str) else determinism
+    _check_choice("determinism", level or "D1", ("D0", "D1", "D2"))
     spec = spec_from_environment(os.environ, ests)
+    if level == "D2" and WORKER_VARIABLE in os.environ:
+        _refuse_less_than_d2(spec)
     wishes = {
-        "device": device, "threads": threads, "determinism": determinism, "resume": resume,
+        "device": device, "threads": threads, "determinism": level, "resume": resume,
         "checkpoint_dir": None if checkpoint_dir is None else os.fspath(checkpoint_dir),
         "checkpoint_every": checkpoint_every,
     }  # fmt: skip
@@ -178,6 +181,17 @@ def _finish_alone() -> None:
         _engine.leave()
     else:
         _engine.finish()
+
+
+def _refuse_less_than_d2(spec: WorkerSpec) -> None:
+    """Other flags of the launcher win over the script's; a promise is not weakened in silence."""
+    scanned = spec.observation is not None and spec.observation.scan_to is not None  # runs at both levels
+    if spec.determinism != "D2" and not scanned:
+        raise UsageError(
+            f'The script says es.init(determinism="D2"), but the job was started at level {spec.determinism}.',
+            "the launcher plans by the level that it was given, and D2 has operators of its own.",
+            "start the job with --determinism D2, or leave determinism out of es.init().",
+        )
 
 
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:

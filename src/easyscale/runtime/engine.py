@@ -21,7 +21,7 @@ from easyscale.core.errors import UnsupportedError, UsageError
 from easyscale.core.messages import Done, Ready
 from easyscale.core.spec import WorkerSpec
 from easyscale.numerics.fingerprint import fingerprint
-from easyscale.numerics.record import apply_level
+from easyscale.numerics.record import apply_level, leave_level
 from easyscale.numerics.rng import seed_all
 from easyscale.runtime.control import line_of
 from easyscale.runtime.journal import Journal, OnNonFinite
@@ -29,6 +29,7 @@ from easyscale.runtime.reduce import Order
 from easyscale.runtime.staging import StagingKind
 
 if TYPE_CHECKING:
+    from easyscale.runtime.d2 import Guard
     from easyscale.runtime.observe.observer import Observer
 
 
@@ -56,12 +57,6 @@ class Engine(ABC):
     """One per process."""
 
     def __init__(self, spec: WorkerSpec, settings: ScriptSettings, started: float) -> None:
-        if spec.determinism == "D2":
-            raise UnsupportedError(
-                "Level D2 is not available in this version.",
-                "its operators, with the same bits on every device type, are not built yet.",
-                "use --determinism D1: the same bits on any number of workers of one device type.",
-            )
         self.spec, self.settings = spec, settings
         self.world = spec.ests
         self.ests = spec.plan.range_of(spec.place)
@@ -79,10 +74,36 @@ class Engine(ABC):
         self.left_epochs = False  # the script broke out of es.epochs(): there is no epoch left
         self.failed = False  # the script raised: nothing more is agreed on with peers
         self.leaving = False  # a stop or hand-over is under way
-        apply_level(spec.determinism, spec.threads)
+        self.guard = self._guarded_level(spec)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         seed_all(settings.seed)
+
+    def _guarded_level(self, spec: WorkerSpec) -> Guard | None:
+        """Put the level in force; at D2, with what watches over it."""
+        if spec.determinism != "D2":
+            apply_level(spec.determinism, spec.threads)
+            return None
+        from easyscale.runtime.d2 import Guard
+
+        guard = Guard(lambda text: self.journal.event("corrected", text, self.step) if spec.place == 0 else None)
+        guard.look_before()
+        apply_level(spec.determinism, spec.threads)
+        guard.begin()
+        return guard
+
+    def level_ends(self) -> None:
+        """The job is over in this process: what only it needed is taken away."""
+        if self.guard is not None:
+            self.guard.end()
+            self.guard = None
+            leave_level(self.spec.determinism)
+
+    @property
+    def random_device(self) -> torch.device:
+        """The device whose generator belongs to an EST. At D2 every device draws from the CPU's, so that a context
+        from any device type can be taken up on any other."""
+        return torch.device("cpu") if self.spec.determinism == "D2" else self.device
 
     def _make_observer(self, spec: WorkerSpec) -> Observer | None:
         if spec.observation is None:
@@ -213,6 +234,13 @@ def refuse_unsupported(model: torch.nn.Module) -> None:
                 "it needs the activations of all ESTs at once, and ESTs of a worker run one after the other.",
                 "use BatchNorm, GroupNorm or LayerNorm (without convert_sync_batchnorm).",
             )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedError(
+                f"The module {name or 'itself'} is TorchScript.",
+                "its compiler rewrites a graph after its first runs, so bits depend on how often a process ran it, and "
+                "workers run it for different numbers of ESTs.",
+                "pass the Python module, without torch.jit.script or torch.jit.trace.",
+            )
         lazy = [p for p in module.parameters(recurse=False) if torch.nn.parameter.is_lazy(p)]
         if lazy:
             raise UnsupportedError(
@@ -290,7 +318,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _device(spec: WorkerSpec) -> torch.device:
-    kind = spec.device
+    kind = spec.device_here
     if kind == "auto":
         kind = "cuda" if torch.cuda.is_available() else "cpu"
     if kind == "cuda":
@@ -300,8 +328,15 @@ def _device(spec: WorkerSpec) -> torch.device:
                 "torch.cuda.is_available() is False on this machine.",
                 "use --device cpu, or install a CUDA build of torch and check nvidia-smi.",
             )
-        return torch.device("cuda", spec.place % torch.cuda.device_count())
+        return torch.device("cuda", spec.gpu_number % torch.cuda.device_count())
     try:
-        return torch.device(kind)
+        device = torch.device(kind)
     except RuntimeError:
         raise UsageError(f"There is no device {kind!r}.", "torch does not know it.", "use auto, cpu or cuda.") from None
+    if spec.determinism == "D2" and device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(
+            f"Level D2 has no operators for the device {kind!r}.",
+            "its definitions are implemented for CPUs and for GPUs with CUDA.",
+            "use --device cpu or cuda, or --determinism D1.",
+        )
+    return device

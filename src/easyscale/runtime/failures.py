@@ -8,7 +8,7 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from easyscale.core.errors import EasyScaleError, NondeterministicError
+from easyscale.core.errors import EasyScaleError, NondeterministicError, UnsupportedError
 
 # CPython prints this many frames at most for a RecursionError; the same limit keeps messages readable.
 _OURS = re.compile(r"[\\/]easyscale[\\/](runtime|numerics|core)[\\/]|<frozen runpy>")
@@ -37,6 +37,13 @@ def explain(problem: BaseException) -> EasyScaleError | None:
             "it would give other bits in each run, so levels D0 and D1 refuse it.",
             "replace it (torch.use_deterministic_algorithms lists alternatives), or run that part on the CPU.",
         )
+    if isinstance(problem, ValueError) and "is read-only" in text and _is_at_d2():
+        return UnsupportedError(
+            "A parameter, a gradient or a buffer of the model was written to through NumPy.",
+            "level D2 holds for what torch's operators compute; NumPy's may differ between device types, and go round "
+            "them.",
+            "write to it with torch: `with torch.no_grad(): p.copy_(torch.from_numpy(array))`.",
+        )
     if isinstance(problem, AssertionError) and "No inf checks were recorded" in text:
         return EasyScaleError(
             "A GradScaler found no gradients in this local step.",
@@ -44,6 +51,13 @@ def explain(problem: BaseException) -> EasyScaleError | None:
             "pass the scaler to es.prepare() together with the model and the optimizer.",
         )
     return None
+
+
+def _is_at_d2() -> bool:
+    from easyscale.runtime.api import current_engine
+
+    engine = current_engine()
+    return engine is not None and engine.guard is not None
 
 
 def install_hook() -> None:

@@ -26,6 +26,7 @@ from easyscale.runtime.pace import Span
 OnNonFinite = Literal["warn", "stop"]
 # Steps whose values may wait on the device before we ask for them. Small: a loss that turns NaN is seen soon.
 MOST_PENDING = 64
+MOST_FINGERPRINTS = 256
 
 
 @dataclass(slots=True)
@@ -55,6 +56,7 @@ class Journal:
         self._pending: deque[_Pending] = deque()
         self._warned = False
         self.total: int | None = None  # global steps of the job, once it is known
+        self.fingerprints: dict[int, str] = {}  # the newest that this worker has told; checkpoints keep them
 
     def tell(self, message: Message) -> None:
         if self._line is not None:
@@ -75,6 +77,9 @@ class Journal:
         self.tell(Event(worker=self._worker, step=step, what=what, text=text))
 
     def fingerprint(self, step: int, sha: str) -> None:
+        self.fingerprints[step] = sha
+        if len(self.fingerprints) > MOST_FINGERPRINTS:
+            del self.fingerprints[next(iter(self.fingerprints))]
         self.tell(Fingerprint(step=step, sha=sha))
 
     def log(self, est: int, values: Mapping[str, Any]) -> None:

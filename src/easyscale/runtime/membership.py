@@ -108,13 +108,22 @@ def own_record(spec: WorkerSpec, settings: ScriptSettings, device: torch.device)
     )  # fmt: skip
 
 
+_CORRECTION = {
+    "D1": "use the same torch, device type, flags and --threads as the job began with, or start a new job.",
+    "D2": "use --determinism D2 with the --ests, seed and reduction that the job began with, and an EasyScale with the "
+    "same D2 definitions; device type, torch version and --threads are free.",
+}
+
+
 def refuse_differences(ours: dict[str, Any], theirs: dict[str, Any], here: str, there: str) -> None:
     found = differences(ours, theirs)
     if found:
         raise RecordMismatchError(
             f"Level {theirs.get('level')} cannot be kept between {here} and {there}: {'; '.join(found)}.",
             "these decide bits, so the result would differ from a run that never moved.",
-            "use the same torch, device type, flags and --threads as the job began with, or start a new job.",
+            f"use --determinism {theirs['level']}, as the job began, or start a new job."
+            if ours.get("level") != theirs.get("level")
+            else _CORRECTION["D2" if theirs.get("level") == "D2" else "D1"],
         )
 
 

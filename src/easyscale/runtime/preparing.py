@@ -45,7 +45,7 @@ def make_feed(session: EstSession, loader: Any) -> Feed:
         session.journal.event("loader-restarted", text, session.step)
 
     return Feed(
-        loader, world_size=session.world, ests=(), seed=session.settings.seed, device=session.device,
+        loader, world_size=session.world, ests=(), seed=session.settings.seed, device=session.random_device,
         announce=announce, report=report,
     )  # fmt: skip
 

@@ -61,6 +61,8 @@ class ReferenceSession(Engine):
         model = kinds["models"][0]
         refuse_unsupported(model)
         model.to(self.device)
+        if self.guard is not None:
+            self.guard.prepared(model, kinds["optimizers"])
         wishes: dict[str, Any] = {} if options.broadcast_buffers else {"broadcast_buffers": False}
         self.ddp = DistributedDataParallel(
             model,
@@ -75,7 +77,7 @@ class ReferenceSession(Engine):
         if self.observer is not None:
             self.observer.prepared(model, kinds["optimizers"])
         seed_all(self.settings.seed + self.spec.worker)
-        self.rng = RngState.capture(self.device)
+        self.rng = RngState.capture(self.random_device)
         self.seed_between()
         self.ready()
         return [loaders.get(id(thing), thing) for thing in objects]
@@ -107,6 +109,8 @@ class ReferenceSession(Engine):
         if every and self.step % every == 0 and self.spec.worker == 0:
             assert self.model is not None
             self.journal.fingerprint(self.step, fingerprint(self.model))
+        if self.guard is not None:
+            self.guard.check()
         if self.observer is not None:
             self.observer.step_ended(self.step - 1)
         if not left:
@@ -121,6 +125,7 @@ class ReferenceSession(Engine):
     def leave(self) -> None:
         super().leave()
         dist.destroy_process_group()
+        self.level_ends()
 
     def epoch_ended(self) -> None:
         loop = self.running()
@@ -143,6 +148,7 @@ class ReferenceSession(Engine):
     def finish(self) -> None:
         self.done()
         dist.destroy_process_group()
+        self.level_ends()
 
 
 class ReferenceLoader:
@@ -172,7 +178,7 @@ class ReferenceLoader:
     def _loop(self) -> Generator[Any, None, None]:
         session = self._session
         session.leave_if_over()
-        session.rng.restore(session.device)
+        session.rng.restore(session.random_device)
         session._in_loop = True
         epoch = session.epoch if session.in_epochs else self._opened
         self._opened += 1
@@ -195,5 +201,5 @@ class ReferenceLoader:
             raise
         finally:
             session._in_loop = False
-            session.rng = RngState.capture(session.device)
+            session.rng = RngState.capture(session.random_device)
             session.seed_between()

@@ -121,6 +121,8 @@ class EstSession(Engine):
         if self.line is not None:
             warm_up(self, model)
         self.optimizers, self.schedulers, self.scalers = kinds["optimizers"], kinds["schedulers"], kinds["scalers"]
+        if self.guard is not None:
+            self.guard.prepared(model, self.optimizers, shared=len(self.ests) > 1)
         ignored = frozenset(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
         self.buffers = Buffers(model, ignored)
         self.reducer = preparing.make_reducer(self, model, ignored)
@@ -131,7 +133,7 @@ class EstSession(Engine):
         self.loaders = [PreparedLoader(self, loader, feed, i) for i, (loader, feed) in enumerate(feeding)]
         feeds = [generator for loader in self.loaders for generator in loader.feed.generators]
         generators = tuple(dict.fromkeys([*feeds, *module_generators(model)]))
-        self.turns = Turns(model, self.buffers, self.reducer, self.rhythm, generators, options, self.device)
+        self.turns = Turns(model, self.buffers, self.reducer, self.rhythm, generators, options, self.random_device)
         self.turns.elastic = self.line is not None
         preparing.install(self, model, self._before_forward)
         joining.join(self, model)
@@ -385,6 +387,8 @@ class EstSession(Engine):
             return
         self._told_step = True
         self.tell_fingerprint()
+        if self.guard is not None:
+            self.guard.check()
         if self.observer is not None:
             self.observer.step_ended(self.step - 1)
 
@@ -542,3 +546,4 @@ class EstSession(Engine):
             self.reducer.close()
         if self.line is not None:
             self.line.flush(FAREWELL_SECONDS)
+        self.level_ends()

@@ -16,6 +16,7 @@ from easyscale.runtime import codec
 from easyscale.runtime.checkpoint import CheckpointStore, Snapshot
 from easyscale.runtime.context import EstContext, placed_like
 from easyscale.runtime.membership import refuse_differences
+from easyscale.runtime.origin import origin
 from easyscale.runtime.replicas import leaves_of
 
 if TYPE_CHECKING:
@@ -117,7 +118,10 @@ def gather_shared(session: EstSession, *, show_base: bool = True) -> dict[str, A
 def snapshot_of(session: EstSession) -> Snapshot:
     """The shared state, copied to host memory now; the contexts follow when they are known."""
     assert session.model is not None
-    record = {**session.record, "job": session.spec.job, "buckets": session.reducer.bucket_map}
+    record = {
+        **session.record, "job": session.spec.job, "buckets": session.reducer.bucket_map, "target": origin(),
+        "fingerprints": dict(session.journal.fingerprints),
+    }  # fmt: skip
     shared = codec.to_host(gather_shared(session))
     return Snapshot(session.step, record, codec.to_host(dict(session.model.state_dict())), shared, [])
 

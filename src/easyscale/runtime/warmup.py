@@ -79,7 +79,7 @@ class Sample:
 
 def warm_up(session: EstSession, model: torch.nn.Module) -> None:
     """Before anything of ours hangs on the model."""
-    random = RngState.capture(session.device)
+    random = RngState.capture(session.random_device)
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         sample = session.sample.read()
@@ -94,7 +94,7 @@ def warm_up(session: EstSession, model: torch.nn.Module) -> None:
                 buffer.copy_(before)
         for parameter in model.parameters():
             parameter.grad = None
-        random.restore(session.device)
+        random.restore(session.random_device)
 
 
 def _run(session: EstSession, model: torch.nn.Module, sample: dict[str, Any]) -> None:

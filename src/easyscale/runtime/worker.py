@@ -13,7 +13,7 @@ from pathlib import Path
 from easyscale.core.errors import EasyScaleError, WorkerLostError
 from easyscale.core.messages import Failed
 from easyscale.core.spec import WORKER_VARIABLE, WorkerSpec
-from easyscale.runtime import api
+from easyscale.runtime import api, origin
 from easyscale.runtime.control import FAREWELL_SECONDS, line_of
 from easyscale.runtime.failures import describe
 from easyscale.runtime.journal import Journal
@@ -47,6 +47,7 @@ def run_target(arguments: list[str]) -> None:
     """`[--module] TARGET [ARGS...]`, as python itself would run it."""
     module = arguments[:1] == ["--module"]
     target, *rest = arguments[1:] if module else arguments
+    origin.note(target, rest, module=module)
     if module:
         sys.argv = [target, *rest]
         sys.path.insert(0, os.getcwd())

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_flatten_with_path
@@ -21,6 +21,9 @@ from easyscale.runtime.observe.evidence import take_evidence
 from easyscale.runtime.observe.plant import planted
 from easyscale.runtime.observe.trace import Tracer
 
+if TYPE_CHECKING:
+    from easyscale.runtime.observe.scan import Scanner
+
 
 class Observer:
     """One per process. Engines call `prepared` once, `body` around each pass of the loop body, then `step_ended`."""
@@ -29,8 +32,12 @@ class Observer:
         self._observation, self._journal, self._worker, self._device = observation, journal, worker, device
         self._digests: dict[int, dict[str, Any]] = {}
         self._tracer = Tracer(observation, device)
+        self._scanner = _make_scanner(observation, device)
 
     def prepared(self, model: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+        if self._scanner is not None:
+            self._scanner.prepared(model, optimizers)
+            return
         self._model, self._optimizers = model, optimizers
         self._tracer.prepared(model, optimizers)
         if self._worker == 0:
@@ -39,6 +46,10 @@ class Observer:
     @contextmanager
     def body(self, est: int, step: int, batch: Any) -> Iterator[Any]:
         """The script's loop body runs inside, with this EST's mini-batch."""
+        if self._scanner is not None:
+            with self._scanner.body(step):
+                yield batch
+            return
         plant = self._observation.plant
         mine = plant if plant is not None and (plant.step, plant.est) == (step, est) else None
         with ExitStack() as around:
@@ -56,6 +67,9 @@ class Observer:
 
     def step_ended(self, step: int) -> None:
         """Global step `step` (from 0) is complete; parameters are the next step's."""
+        if self._scanner is not None:
+            self._scanner.step_ended()
+            return
         parameters = combined(read(digest(p) for p in self._model.parameters()))
         optimizer = combined(read(digest(t) for t in optimizer_tensors(self._optimizers)))
         for est, seen in self._digests.items():
@@ -66,6 +80,14 @@ class Observer:
         self._digests = {}
         if self._observation.traces(step):
             self._tracer.write(step)
+
+
+def _make_scanner(observation: Observation, device: torch.device) -> Scanner | None:
+    if observation.scan_to is None:
+        return None
+    from easyscale.runtime.observe.scan import Scanner
+
+    return Scanner(observation.scan_to, device)
 
 
 def leaves(batch: Any) -> list[tuple[str, torch.Tensor]]:

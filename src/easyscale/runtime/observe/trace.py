@@ -195,7 +195,7 @@ class Trace:
             if "AccumulateGrad" in node.name():  # buckets are filled and summed here, by stock DDP and by us
                 return None
             return self._made_at.get(node._sequence_nr(), ("", ""))
-        line = _line_of_script(sys._getframe(3))  # whoever called `__torch_dispatch__`
+        line = line_of_script(sys._getframe(3))  # whoever called `__torch_dispatch__`
         if line is None:
             return None
         module = self._modules[-1] if self._modules else ""
@@ -224,7 +224,7 @@ def gradient_names(model: torch.nn.Module | None) -> dict[int, str]:
     return {p.grad.data_ptr(): f"gradient of {name}" for name, p in named if p.grad is not None and p.grad.numel()}
 
 
-def _line_of_script(frame: Any) -> str | None:
+def line_of_script(frame: Any) -> str | None:
     """The script's line, and the library's where one lies between it and torch. None inside the engine, or where the
     engine of a backward tidies up."""
     library = ""
