@@ -18,7 +18,9 @@ from easyscale.cli.login import login, logout, whoami
 from easyscale.cli.logs import logs
 from easyscale.cli.ps import ps, top
 from easyscale.cli.queue import cancel, describe, events, pause, queue, resume
+from easyscale.cli.replay import replay
 from easyscale.cli.run import attach, run
+from easyscale.cli.scan import scan
 from easyscale.cli.simulate import simulate
 from easyscale.cli.store import app as store
 from easyscale.cli.submit import submit
@@ -65,6 +67,7 @@ app.command(
     options_metavar="--ests N [OPTIONS]",
 )(run)
 app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")(verify)
+app.command(context_settings={"allow_interspersed_args": False}, options_metavar="[OPTIONS]")(scan)
 for command in (ps, top, scale, checkpoint, logs, stop, wait, attach):
     app.command()(command)
 for verb in (up, down, submit, queue, describe, pause, resume, cancel, events, whatif, login, logout, whoami):
@@ -74,6 +77,7 @@ for group in (devices, people.team, people.user, people.token):
 app.command()(people.audit)
 app.command()(demo)
 app.command()(export)
+app.command()(replay)
 app.add_typer(trace)
 app.add_typer(store)
 app.command()(simulate)

@@ -16,6 +16,7 @@ from easyscale.core.control import Member
 from easyscale.core.messages import Ready, StepDone
 from easyscale.core.plan import Plan
 from easyscale.core.requests import Speed
+from easyscale.core.verdict import Verdict
 from easyscale.master import wishes
 from easyscale.master.decisions import InForce, Paused
 from easyscale.master.inputs import Input, Said
@@ -37,10 +38,15 @@ class Balance:
     """`follow` the brain after each input. `mind` is for reading."""
 
     def __init__(
-        self, ests: int, last_step: int | None = None, level: Level = "D1", kinds: Sequence[str] = ()
+        self,
+        ests: int,
+        last_step: int | None = None,
+        level: Level = "D1",
+        kinds: Sequence[str] = (),
+        verdict: Verdict | None = None,
     ) -> None:
         self._heard = {kind: DeviceKind(name=kind) for kind in kinds}  # types that the job may get, or had
-        self.mind = Mind(Needs(ests=ests, level=level), self._heard, terms=Terms(fixed=True))
+        self.mind = Mind(Needs(ests=ests, level=level), self._heard, terms=Terms(fixed=True), verdict=verdict)
         self._last_step = last_step
         self._kinds: dict[int, str] = {}
         self._members: tuple[Member, ...] = ()

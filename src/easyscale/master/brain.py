@@ -32,7 +32,7 @@ class Brain:
         s.planned = sum(1 for step, _ in terms.schedule.entries if step <= terms.first_step) - 1
         s.wanted = Wanted(workers=plan.workers, split=plan.split, slots=terms.slots)
         s.asked = len(terms.schedule.entries) > 1 or plan != Plan.even(terms.ests, plan.workers)
-        self.balance = Balance(terms.ests, terms.last_step, terms.level, terms.kinds)
+        self.balance = Balance(terms.ests, terms.last_step, terms.level, terms.kinds, terms.verdict)
 
     def take(self, given: Input, now: float) -> list[Decision]:
         s = self.facts

@@ -17,6 +17,7 @@ from easyscale.core.cluster import Slot, slots_of_plain
 from easyscale.core.control import Frame, pack, unpack
 from easyscale.core.plan import Plan, Schedule
 from easyscale.core.spec import Target, WorkerSpec
+from easyscale.core.verdict import Verdict
 from easyscale.master.inputs import FACTS, Input, Said
 from easyscale.master.launch import Outputs
 from easyscale.master.limits import Limits
@@ -45,6 +46,7 @@ class Heading:
     first_step: int
     slots: tuple[Slot, ...] | None = None  # the devices that it begins on, where they have names
     kinds: tuple[str, ...] = ()  # types of devices that it may be given later
+    verdict: Verdict | None = None  # of `easyscale scan`, where the script was scanned
 
 
 class Journal:
@@ -143,6 +145,7 @@ def _plain_heading(heading: Heading) -> dict[str, Any]:
         "first_step": heading.first_step,
         "slots": None if heading.slots is None else [asdict(slot) for slot in heading.slots],
         "kinds": list(heading.kinds),
+        "verdict": None if heading.verdict is None else heading.verdict.plain(),
     }
 
 
@@ -167,4 +170,5 @@ def _heading(raw: dict[str, Any]) -> Heading:
         first_step=raw["first_step"],
         slots=None if raw.get("slots") is None else slots_of_plain(raw["slots"]),
         kinds=tuple(raw.get("kinds", ())),
+        verdict=None if raw.get("verdict") is None else Verdict.of_plain(raw["verdict"]),
     )

@@ -29,6 +29,7 @@ from easyscale.master.journal import Entry, Heading, Journal, read
 from easyscale.master.launch import Outputs
 from easyscale.master.limits import Limits
 from easyscale.master.metrics import MetricsLog, last_logged_step, prepare_metrics_folder
+from easyscale.master.placing import refuse_mix
 from easyscale.master.progress import Progress, Screen
 from easyscale.master.registry import JobFolder, JobRecord
 from easyscale.master.report import check_report_path, report_of, write_report
@@ -37,6 +38,7 @@ from easyscale.master.situation import Terms
 from easyscale.master.state import label
 from easyscale.master.status import status_of
 from easyscale.master.supervisor import Job, Outcome, StepListener
+from easyscale.master.verdicts import find_verdict
 
 TICK = 0.1  # seconds after which signals, limits, logs and the progress line are looked at, if nothing is heard
 # A master that did not look for so long (seconds) was itself away: it cannot say who was silent meanwhile.
@@ -64,10 +66,12 @@ def run_elastic(
     if outputs.metrics_dir is not None:
         prepare_metrics_folder(outputs.metrics_dir)
     template = job.template
+    refuse_mix(template.determinism, slots or ())
     limits = replace(limits or Limits(), join=template.timeout, stop=template.timeout)
     heading = Heading(
         job=job, limits=limits, outputs=_absolute(outputs), title=title,
         first_step=first_step(template.resume, template.checkpoint_dir), slots=slots, kinds=kinds,
+        verdict=find_verdict(job.target),
     )  # fmt: skip
     with folder.claim():
         journal = Journal(folder.journal)
@@ -342,6 +346,7 @@ def _terms(heading: Heading, folder: JobFolder) -> Terms:
         level=template.determinism,
         slots=heading.slots,
         kinds=heading.kinds,
+        verdict=heading.verdict,
     )
 
 

@@ -8,8 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from easyscale.core.cluster import Slot
+from easyscale.core.cluster import Level, Slot
+from easyscale.core.errors import PlanError
 from easyscale.master.situation import Hand, Situation
+from easyscale.planner.advice import may_mix
+
+
+def refuse_mix(level: Level, slots: Sequence[Slot]) -> None:
+    """Devices of several types are for jobs at D2."""
+    kinds = tuple(dict.fromkeys(slot.kind for slot in slots))
+    if not may_mix(level, kinds):
+        raise PlanError(
+            f"The job would run on devices of {len(kinds)} types at once ({', '.join(kinds)}).",
+            f"level {level} keeps its bits on one device type.",
+            "give it devices of one type, or run it at --determinism D2; `easyscale scan SCRIPT` says if it can.",
+        )
 
 
 def seats(s: Situation, workers: Sequence[int]) -> dict[str, int]:

@@ -14,6 +14,7 @@ from easyscale.core.cluster import Level, Slot
 from easyscale.core.control import Dismiss, FromMaster, Member, Order, Status
 from easyscale.core.messages import Failed
 from easyscale.core.plan import Plan, Schedule
+from easyscale.core.verdict import Verdict
 from easyscale.master.decisions import Decision, Kill, Say, Send
 from easyscale.master.limits import Limits
 
@@ -34,6 +35,7 @@ class Terms:
     level: Level = "D1"
     slots: tuple[Slot, ...] | None = None  # the devices of the first plan; None: a number of workers, wherever they run
     kinds: tuple[str, ...] = ()  # types of devices that it may be given later
+    verdict: Verdict | None = None  # what a scan of its script has found
 
 
 @dataclass

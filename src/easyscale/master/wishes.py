@@ -231,6 +231,7 @@ def _place(s: Situation, slots: tuple[Slot, ...]) -> Accepted:
     """Exactly these devices from now on."""
     plan = Plan.even(s.terms.ests, len(slots))
     _check(s, plan.workers)
+    placing.refuse_mix(s.terms.level, slots)
     s.slots, s.asked = slots, False
     s.wanted = s.wish = Wanted(workers=len(slots), slots=slots)
     _reconsider(s)

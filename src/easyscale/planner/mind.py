@@ -13,6 +13,8 @@ from math import isfinite
 from typing import Any
 
 from easyscale.core.cluster import DeviceKind, Needs, key
+from easyscale.core.verdict import Verdict
+from easyscale.planner.advice import held_to
 from easyscale.planner.facts import (
     Decided,
     Device,
@@ -46,7 +48,8 @@ class Told:
 
 class Mind:
     """`take` each fact and carry out what it says; take `Passed` at `due`. A decision that is not carried out is
-    answered with `Switched` and the split that stays. `profile` and `memory` are for reading.
+    answered with `Switched` and the split that stays. `profile` and `memory` are for reading. `verdict`: what a scan of
+    the script has found; a job that cannot be at D2 is planned on one device type.
     """
 
     def __init__(
@@ -56,9 +59,12 @@ class Mind:
         *,
         terms: Terms | None = None,
         profile: Profile | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
-        self.needs, self.kinds, self.terms = needs, kinds or {}, terms or Terms()
+        self.needs, self.kinds, self.terms = held_to(needs, verdict), kinds or {}, terms or Terms()
         self.profile = profile or Profile(level=needs.level)
+        if verdict is not None and self.needs.level == "D2":
+            self.profile.slowdown = verdict.factor
         self.memory = Memory()
         self.devices: tuple[Device, ...] = ()
         self.split: dict[str, int] = {}  # that the job trains with

@@ -33,6 +33,7 @@ class Profile:
     size: float = 0.0  # bytes of the gradients
     expected_reduction: Reduction = fitting.EXPECTED
     declared: dict[str, float] = field(default_factory=dict)  # seconds by type that someone promised; till measured
+    slowdown: float = 1.0  # of the job's level against the one of those promises (`Verdict.slowdown`)
     devices: dict[str, tuple[str, Samples]] = field(default_factory=dict)  # those at work: (type, local steps)
     past: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # (median, steps) of those that left
     reductions: dict[tuple[int, bool], Samples] = field(default_factory=dict)
@@ -121,8 +122,8 @@ class Profile:
 
     def _guess(self, kind: str) -> Estimate:
         if kind in self.declared:
-            return Estimate(self.declared[kind], 1.5)
-        known = {other: Estimate(seconds, 1.5) for other, seconds in self.declared.items()}
+            return Estimate(self.slowdown * self.declared[kind], 1.5)
+        known = {other: Estimate(self.slowdown * seconds, 1.5) for other, seconds in self.declared.items()}
         kinds = {of for of, _ in self.devices.values()} | set(self.past)
         known |= {other: found for other in sorted(kinds) if (found := self.measured(other)) is not None}
         return expected(kind, self.level, known)
