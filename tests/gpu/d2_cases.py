@@ -1,0 +1,122 @@
+"""What the operators of D2 are tried on, H200 against CPU, besides the samples of tests/numerics/kernels: many shapes.
+
+Each case is a function without arguments that computes on the CPU, forward and backward; `d2_mirror` has every operator
+of it computed elsewhere too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from d2_rows import special
+
+Case = Callable[[], Any]
+SHORT = (torch.float32, torch.bfloat16, torch.float16)
+# m, n, k: around the ends of blocks (256) and spans (4096), thin, and one by slices (2^33 multiply-adds)
+PRODUCTS = [
+    (1, 1, 1), (3, 5, 7), (17, 33, 255), (64, 64, 256), (65, 31, 257), (128, 96, 1000), (1, 1000, 513), (1000, 1, 513),
+    (130, 70, 4096), (33, 40, 4097), (64, 48, 9000), (16, 16, 65_537), (7, 9, 0), (0, 4, 5), (512, 384, 768),
+]  # fmt: skip
+SLICED = [(2048, 2048, 2048), (1024, 4096, 2049), (2304, 768, 4860)]
+# images, channels in and out, size, kernel, stride, padding, dilation, groups
+CONVOLUTIONS = [
+    (2, 3, 8, (17, 19), 3, 1, 1, 1, 1), (3, 8, 12, (15, 15), 3, 2, 1, 1, 1), (2, 6, 6, (9, 11), 3, 1, 2, 2, 6),
+    (2, 8, 12, (9, 9), 1, 1, 0, 1, 4), (1, 3, 16, (33, 33), 7, 2, 3, 1, 1), (2, 64, 64, (28, 28), 3, 1, 1, 1, 1),
+    (4, 4, 6, (20, 20), 5, 3, 0, 1, 2), (8, 256, 64, (14, 14), 1, 1, 0, 1, 1),
+]  # fmt: skip
+ROWS = [
+    (1, 1),
+    (3, 2),
+    (7, 33),
+    (5, 255),
+    (5, 256),
+    (4, 257),
+    (64, 768),
+    (33, 1000),
+    (2, 4097),
+    (3, 20_000),
+    (2, 50_257),
+]
+CHANNELS = [(2, 3, 5, 7), (2, 1, 1, 1), (4, 16, 28, 28), (3, 7, 1, 1), (8, 33, 9, 9), (2, 4, 100, 70)]
+
+
+def with_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> None:
+    leaves = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in inputs]
+    out = function(*leaves)
+    g = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out.dtype)
+    torch.autograd.grad(out, leaves, g)
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, odd: bool = False) -> Tensor:
+    """Ordinary ones, or with NaN, infinities, subnormals and zeros of both signs among them."""
+    if odd:
+        return special(*shape, seed=seed).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def products() -> Iterator[Case]:
+    for dtype in SHORT:
+        for odd in (False, True):
+            for m, n, k in PRODUCTS:
+                a, b = numbers(m, k, dtype=dtype, odd=odd), numbers(k, n, seed=1, dtype=dtype, odd=odd)
+                yield lambda a=a, b=b: with_gradients(torch.mm, a, b)
+            a, b = numbers(5, 20, 300, dtype=dtype, odd=odd), numbers(5, 300, 33, seed=1, dtype=dtype, odd=odd)
+            yield lambda a=a, b=b: with_gradients(torch.bmm, a, b)
+            yield lambda a=a, b=b: with_gradients(lambda a, b: a.mT.contiguous().mT @ b.mT.contiguous().mT, a, b)
+            yield lambda a=a, b=b: with_gradients(
+                lambda c, a, b: torch.addmm(c, a, b, beta=0.5, alpha=2), b[0, 0], a[0], b[0])  # fmt: skip
+    for odd in (False, True):
+        for m, n, k in SLICED:
+            yield lambda m=m, n=n, k=k, odd=odd: torch.mm(numbers(m, k, odd=odd), numbers(k, n, seed=1))
+
+
+def convolutions() -> Iterator[Case]:
+    for dtype in SHORT:
+        for images, before, after, size, kernel, stride, padding, dilation, groups in CONVOLUTIONS:
+            x = numbers(images, before, *size, dtype=dtype)
+            w, b = numbers(after, before // groups, kernel, kernel, seed=1, dtype=dtype), numbers(after, dtype=dtype)
+            options: Any = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+            yield lambda x=x, w=w, b=b, o=options: with_gradients(lambda x, w, b: F.conv2d(x, w, b, **o), x, w, b)
+            last = x.to(memory_format=torch.channels_last)
+            yield lambda x=last, w=w, o=options: with_gradients(lambda x, w: F.conv2d(x, w, **o), x, w)
+    x, w = numbers(2, 6, 9, 10), numbers(6, 4, 3, 3, seed=1)
+    yield lambda: with_gradients(lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1), x, w)
+    yield lambda: with_gradients(F.conv1d, numbers(2, 5, 40), numbers(7, 5, 3))
+    yield lambda: with_gradients(F.conv3d, numbers(1, 3, 7, 8, 9), numbers(4, 3, 3, 3, 3))
+
+
+def rows() -> Iterator[Case]:
+    """Softmax, layer and RMS norm, sums."""
+    for dtype in (*SHORT, torch.float64):
+        for shape in ROWS:
+            for odd in (False, True):
+                x = numbers(*shape, dtype=dtype, odd=odd)
+                w, b = numbers(shape[1], seed=1, dtype=dtype), numbers(shape[1], seed=2, dtype=dtype)
+                yield lambda x=x: with_gradients(lambda x: F.softmax(x, 1), x)
+                yield lambda x=x: with_gradients(lambda x: F.log_softmax(x, 0), x)
+                yield lambda x=x, w=w, b=b: with_gradients(lambda x, w, b: F.layer_norm(x, w.shape, w, b), x, w, b)
+                yield lambda x=x, w=w: with_gradients(lambda x, w: F.rms_norm(x, w.shape, w), x, w)
+                yield lambda x=x: (x.sum(), x.sum(0), x.mean(1), x.var(1), x.norm(), torch.logsumexp(x, 1), x.cumsum(1))
+
+
+def channels() -> Iterator[Case]:
+    """Batch and group norm, in both layouts, in training and in evaluation."""
+    for dtype in SHORT:
+        for shape in CHANNELS:
+            x, w, b = numbers(*shape, dtype=dtype), numbers(shape[1], seed=1), numbers(shape[1], seed=2)
+            mean, variance = torch.zeros(shape[1]), torch.ones(shape[1])
+            for image in (x, x.to(memory_format=torch.channels_last)):
+                for training in (True, False):
+                    yield lambda x=image, w=w, b=b, m=mean, v=variance, t=training: with_gradients(
+                        lambda x, w, b: F.batch_norm(x, m.clone(), v.clone(), w, b, training=t), x, w, b)  # fmt: skip
+                groups, short = 3 if shape[1] % 3 == 0 else 1, w.to(dtype)
+                yield lambda x=image, g=groups, w=short: with_gradients(lambda x, w: F.group_norm(x, g, w), x, w)
+
+
+def everything() -> dict[str, Callable[[], Iterator[Case]]]:
+    return {"products": products, "convolutions": convolutions, "rows": rows, "channels": channels}
