@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from parts import d2_page
 from parts.decisions_page import planner, simulator
 from parts.service_page import service_load, service_policies, soak
 from parts.tables import table
@@ -98,6 +99,7 @@ def write_page() -> None:
     parts += [bytes_sent(), *map(size, ("gpu", "cpu")), link()]
     parts += [*map(switch, ("gpu", "cpu")), recovery(), elastic_gpu(), steady(), planner(read("planner"))]
     parts += [simulator(read("simulator"))]
+    parts += [d2_page.page(read, DOCS / "img")]
     parts += [service_load(read("service-load")), soak(read("soak")), service_policies(read("service-policies"))]
     DOCS.mkdir(exist_ok=True)
     (DOCS / "benchmarks.md").write_text("\n".join(part for part in parts if part))

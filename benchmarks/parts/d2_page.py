@@ -1,0 +1,252 @@
+"""The D2 part of docs/benchmarks.md, from the JSON of benchmarks/d2*.py and benchmarks/gpu/d2.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from parts.tables import table
+
+Row = dict[str, Any]
+ERRORS = ("error", "vendor's", "backward", "vendor's")
+PRODUCTS_OF = ("forward", "input", "weight")
+
+ABOUT = """At D2 every operator is a fixed sequence of IEEE operations, the same on every device
+([numerics](numerics.md)). This is what it costs beside the vendors' kernels, and how accurate it is."""
+
+RATIOS = """One thread, `python benchmarks/d2.py`. Stock is as in a D1 job. Both take turns in one process; a ratio is
+the median over the rounds of D2's processor time against stock's: 2 is twice as long. Others used the machine at the
+same time (load {load}), which slows wide vectors and whatever waits for memory more than the rest: read the ratios
+within some tenths. Errors are against fp64, relative to the largest element, the root of the mean square; `backward` is
+the largest of the gradients' errors."""
+
+PRODUCTS = """`torch.mm` is MKL's; beside it oneDNN's product of the same matrices. Bar: at least 0.5 of MKL's speed,
+that is a ratio of at most 2. The smallest product is the cost of a call from Python."""
+
+STEPS = "Forward, loss, backward and AdamW of the test models. Bar: at most 2.5 times D1."
+
+ACCURACY = """`python benchmarks/d2_accuracy.py`. The rule: an error of at most twice the vendor's. First by kinds of
+numbers and depth k of the sum: the vendor's error (root of the mean square, relative to the result), and that of D2's
+two forms as multiples of it: FMA chains of {block} terms, then exact slices in the number that a large product of this
+depth has (-: none)."""
+
+LAYERS = """The convolution and linear layers of the published models at full size, the worst of each model: our error
+as a multiple of the vendor's, with usual numbers / with outliers. The first three columns are outputs of the layers'
+products at the published batch, in the form that a product of that size has (`sliced`: how many shapes by slices),
+beside MKL's. `operator` are the layers themselves on one sample, beside oneDNN's and MKL's; small layers have few
+outputs, so that their ratio differs from draw to draw, and the worst of five draws is shown."""
+
+CURVES = """`python benchmarks/d2_curves.py`: the models at their small size, {steps} steps at D1 and at D2 from the
+same weights, data and random numbers. Means of 50 losses. Where batch norm sees few samples, or the loss is nearly
+zero, a difference in the last bit grows within some steps, as it does between two vendors' kernels; else the curves are
+the same to the digits shown."""
+
+REPDL = """RepDL, another library of reproducible operators, is not among these figures: comparing with it needs its GPU
+build, and no GPU was here."""
+
+GPU = """`python benchmarks/gpu/d2.py`. `speed` is stock's time over D2's: above 1, D2 is faster. `time` of a whole step
+is D2's over D1's. Errors are against fp64, root of the mean square, relative."""
+
+NO_GPU = """Not measured yet on a GPU: `python benchmarks/gpu/d2.py` on a machine with one writes
+`benchmarks/results/d2-gpu.json`, and this section then shows it."""
+
+
+def page(read: Callable[[str], Any], images: Path) -> str:
+    """The section of the results that `read` finds by their names, and its picture."""
+    cpu, accuracy, curves, gpu = (read(f"d2-{part}") for part in ("cpu", "accuracy", "curves", "gpu"))
+    if curves:
+        draw(curves["curves"], images / "bench-d2-curves.svg")
+    return section(cpu, accuracy, curves, gpu)
+
+
+def section(cpu: Row, accuracy: Row, curves: Row, gpu: Any) -> str:
+    """All tables; a part whose results are not there is left out, and the GPU's is said to be missing."""
+    parts = ["## D2\n", f"{ABOUT}\n"]
+    if cpu:
+        parts += [cpu_tables(cpu)]
+    if accuracy:
+        parts += [accuracy_tables(accuracy)]
+    if curves:
+        parts += [curve_table(curves)]
+    parts += [gpu_tables(gpu), f"{REPDL}\n"]
+    return "\n".join(parts)
+
+
+# ---------------------------------------------------------------------------------------------- on the CPU
+
+
+def cpu_tables(found: Row) -> str:
+    about = found["about"]
+    words = RATIOS.format(load=f"of up to {max(about['load'].values()):.0f} on {about['cores']} cores")
+    parts = [f"### D2 on a CPU: {about['device']}, {about['capability']}, torch {about['torch']}\n", words + "\n"]
+    if rows := found.get("products"):
+        head = ["product", "against MKL", "least to most", "against oneDNN", *ERRORS]
+        lines = [
+            [row["shape"], f"**{row['ratio']:.2f}**", spread(row), f"{row['other_ratio']:.2f}", *both_errors(row)]
+            for row in rows
+        ]
+        parts += [f"**Products.** {PRODUCTS}\n", table(head, lines)]
+    if rows := found.get("operators"):
+        head = ["operator", "forward", "least to most", "with backward", *ERRORS]
+        lines = [
+            [row["operator"], f"**{row['ratio']:.2f}**", spread(row), f"{row['both_ratio']:.2f}", *both_errors(row)]
+            for row in rows
+        ]
+        parts += ["**Operators.** `forward` and `with backward` are ratios of time.\n", table(head, lines)]
+    if rows := found.get("steps"):
+        lines = [[row["step"], f"**{row['ratio']:.2f}**", spread(row)] for row in rows]
+        parts += [f"**Whole steps.** {STEPS}\n", table(["step", "D2 against D1", "least to most"], lines)]
+    return "\n".join(parts)
+
+
+def spread(row: Row) -> str:
+    return f"{row['least']:.2f} to {row['most']:.2f}"
+
+
+def both_errors(row: Row) -> list[str]:
+    return [short(row[key]) for key in ("d2_error", "stock_error", "d2_slope_error", "stock_slope_error")]
+
+
+def short(error: float) -> str:
+    return f"{error:.1e}" if error else "0"
+
+
+# ---------------------------------------------------------------------------------------------- accuracy
+
+
+def accuracy_tables(found: Row) -> str:
+    about = found["about"]
+    parts = ["### Accuracy of D2\n", ACCURACY.format(**about) + "\n"]
+    if rows := found.get("numbers"):
+        depths = list(dict.fromkeys(row["k"] for row in rows))
+        lines = []
+        for kind in dict.fromkeys(row["numbers"] for row in rows):
+            mine = {row["k"]: row for row in rows if row["numbers"] == kind}
+            lines.append([kind, *(forms(mine[k]) for k in depths)])
+        parts += [table(["numbers", *(f"k = {k:,}" for k in depths)], lines)]
+    operators = {row["model"]: row for row in found.get("operators", [])}
+    if rows := found.get("layers"):
+        head = ["model", "kinds of layers", "sliced", "forward", "input gradient", "weight gradient",
+                "operator: forward", "input gradient", "weight gradient"]  # fmt: skip
+        lines = [
+            [row["model"], row["layers"], sum(row[product]["sliced"] for product in PRODUCTS_OF),
+             *(f"{row[product]['usual']:.2f} / {row[product]['outliers']:.2f}" for product in PRODUCTS_OF),
+             *operator_cells(operators.get(row["model"]))]
+            for row in rows
+        ]  # fmt: skip
+        parts += [f"{LAYERS}\n", table(head, lines), beyond(operators.values())]
+    return "\n".join(parts)
+
+
+def forms(row: Row) -> str:
+    sliced = format(row["ratios"][f"{row['slices']} slices"], ".2f") if row["slices"] else "-"
+    return f"{short(row['vendor'])}: {row['ratios']['blocks']:.2f}, {sliced}"
+
+
+def operator_cells(row: Row | None) -> list[str]:
+    if row is None:
+        return ["", "", ""]
+    return [f"{row['usual'][product][0]:.2f} / {row['outliers'][product][0]:.2f}" for product in PRODUCTS_OF]
+
+
+def beyond(rows: Any) -> str:
+    """Which layers break the rule, in words."""
+    said = [
+        f"{row['model']} ({product}, {case}): {row[case][product][0]:.2f} in {layer(row[case][product][1])}"
+        for row in rows for case in ("usual", "outliers") for product in PRODUCTS_OF if row[case][product][0] > 2
+    ]  # fmt: skip
+    if not said:
+        return "No layer was above twice in these draws.\n"
+    return f"Above twice the vendor's error: {'; '.join(said)}.\n"
+
+
+def layer(found: Row) -> str:
+    if found["linear"]:
+        return f"a linear layer {found['inputs']} to {found['outputs']} over {found['positions']} rows"
+    taps, size = (" x ".join(map(str, found[key])) for key in ("kernel", "size"))
+    groups = f", {found['groups']} groups" if found["groups"] > 1 else ""
+    return f"a convolution {taps}, {found['inputs']} to {found['outputs']} channels over {size}{groups}"
+
+
+# ---------------------------------------------------------------------------------------------- loss curves
+
+
+def curve_table(found: Row) -> str:
+    about, rows = found["about"], found["curves"]
+    lines = []
+    for row in rows:
+        cells: list[Any] = [row["model"]]
+        for begin in (0, about["steps"] // 2 - 25, about["steps"] - 50):
+            cells.append(" / ".join(f"{mean(row[level][begin : begin + 50]):.4g}" for level in ("D1", "D2")))
+        apart = next((i for i, (a, b) in enumerate(zip(row["D1"], row["D2"], strict=True)) if differ(a, b)), None)
+        lines.append([*cells, "never" if apart is None else apart])
+    half = about["steps"] // 2
+    head = ["model", "first 50: D1 / D2", f"around {half}", "last 50", "first step apart by 0.1%"]
+    words = CURVES.format(**about)
+    picture = "![Loss of each model at D1 and D2](img/bench-d2-curves.svg)"
+    return f"### Loss curves at D1 and D2\n\n{words}\n\n{picture}\n\n{table(head, lines)}"
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def differ(a: float, b: float) -> bool:
+    return abs(a - b) > 1e-3 * abs(a)
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """A panel a model: D1 as a line, D2 as a thinner one on top."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        return
+    mpl.use("svg")
+    mpl.rcParams.update({"svg.hashsalt": "easyscale", "font.size": 8})
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(3, 4, figsize=(12, 6.5), layout="constrained")
+    for axis, row in zip(axes.flat, rows, strict=False):
+        smooth = {level: [mean(row[level][i : i + 5]) for i in range(0, len(row[level]), 5)] for level in ("D1", "D2")}
+        steps = [5 * i + 2 for i in range(len(smooth["D1"]))]
+        axis.plot(steps, smooth["D1"], color="#4477aa", linewidth=2.4, label="D1")
+        axis.plot(steps, smooth["D2"], color="#ee6677", linewidth=0.9, label="D2")
+        axis.set_title(row["model"], fontsize=8)
+    for axis in axes.flat[len(rows) :]:
+        axis.set_visible(False)
+    axes.flat[0].legend()
+    figure.supxlabel("step (means of 5 losses)", fontsize=8)
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+# ---------------------------------------------------------------------------------------------- on a GPU
+
+
+def gpu_tables(found: Any) -> str:
+    """Whatever tables are there: a list of rows under a name becomes a table with the rows' own names as columns."""
+    if not found:
+        return f"### D2 on a GPU\n\n{NO_GPU}\n"
+    about = found.get("about", {}) if isinstance(found, dict) else {}
+    named = found if isinstance(found, dict) else {"results": found}
+    device = ", ".join(str(about[key]) for key in ("device", "torch") if key in about)
+    parts = [f"### D2 on a GPU{f': {device}' if device else ''}\n", f"{GPU}\n"]
+    for name, rows in named.items():
+        if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+            keys = list(dict.fromkeys(key for row in rows for key in row))
+            lines = [[cell(row.get(key, "")) for key in keys] for row in rows]
+            title = name.replace("_", " ")
+            parts += [f"**{title[:1].upper()}{title[1:]}.**\n", table([key.replace("_", " ") for key in keys], lines)]
+    return "\n".join(parts)
+
+
+def cell(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "**no**", None: ""}[value]
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(map(cell, value))
+    return str(value)
