@@ -18,7 +18,7 @@ from easyscale.numerics.kernels.native.rows import tree_sum as rows_of
 
 VARIANTS = {"AVX512": ["avx512", "avx2", "base"], "AVX2": ["avx2", "base"]}
 HERE = VARIANTS.get(torch.backends.cpu.get_cpu_capability(), ["base"])
-BOUND = [products._product, products._view_product, products._sliced_product, products._conv2d_columns]
+BOUND = [products._product, products._view_product, products._sliced_product]
 SHAPES = [
     (1, 1, 1, 70), (1, 1, 300, 40), (1, 2, 140, 33), (1, 4, 70, 17), (1, 3, 5, 700), (1, 37, 1, 50), (1, 200, 3, 20),
     (1, 14, 32, 16), (1, 15, 33, 17), (1, 29, 65, 321), (1, 64, 10, 80), (3, 17, 31, 1), (5, 30, 20, 24),
@@ -315,29 +315,6 @@ def test_short_types_and_empty_sums_are_sliced_too(variant: str) -> None:
     a, b = spread(7, 30, seed=26).bfloat16(), spread(30, 9, seed=27).half()
     assert same(products.sliced_product(a, b, 3), portable_slices(a, b, 3))
     assert same(products.sliced_product(torch.ones(2, 0), torch.ones(0, 3), 3), torch.zeros(2, 3))
-
-
-# ---------------------------------------------------------------------------------------------- windows
-
-
-@pytest.mark.parametrize(
-    ("size", "kernel", "stride", "padding", "dilation"),
-    [
-        ((7, 9), (3, 3), (1, 1), (1, 1), (1, 1)),
-        ((8, 11), (3, 2), (2, 3), (0, 2), (1, 2)),
-        ((5, 4), (1, 1), (1, 1), (0, 0), (1, 1)),
-        ((3, 3), (3, 3), (2, 2), (4, 5), (2, 1)),
-    ],
-)
-def test_windows_are_those_of_unfold(
-    variant: str, size: tuple[int, int], kernel: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int],
-    dilation: tuple[int, int],
-) -> None:  # fmt: skip
-    x = torch.randn(3, 4, *size)
-    expected = torch.nn.functional.unfold(x, kernel, dilation, padding, stride)
-    for count in (1, 2):
-        torch.set_num_threads(count)
-        assert same(products.conv2d_columns(x, kernel, stride, padding, dilation), expected)
 
 
 # ---------------------------------------------------------------------------------------------- blocks, and views

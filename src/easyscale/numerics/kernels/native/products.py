@@ -1,5 +1,5 @@
-"""Matrix products on the CPU: the FMA chain (`c/product.c`) and exact integer slices (`c/slices.c`); and the windows of
-images as a matrix, for convolutions.
+"""Matrix products on the CPU: the FMA chain (`c/product.c`), over matrices or views of windows, and exact integer
+slices (`c/slices.c`).
 
 The FMA chain: out[b, m, n] is acc after acc = fmaf(a[b, m, k], b[b, k, n], acc) for k = 0 .. K-1, from acc = +0.
 
@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -48,14 +48,6 @@ def _view_product() -> Callable[..., int]:
     function = library().d2_view_product
     function.argtypes = [_P, _I, _L, _L, _L, _P, _I, _L, _P, _I, _I, _P, _L, _L, _L, _L, _L, _L, _I]
     function.restype = ctypes.c_int
-    return function
-
-
-@functools.cache
-def _conv2d_columns() -> Callable[..., None]:
-    function = library().d2_conv2d_columns
-    function.argtypes = [_P, _P, *[_L] * 15, _I]
-    function.restype = None
     return function
 
 
@@ -116,24 +108,4 @@ def sliced_product(a: Tensor, b: Tensor, slices: int) -> Tensor:
     )  # fmt: skip
     if failed:
         raise MemoryError("no memory for the slices of a D2 matrix product")
-    return out
-
-
-def conv2d_columns(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
-) -> Tensor:
-    """fp32 [N, C * KH * KW, OH * OW] from contiguous fp32 [N, C, H, W]: the windows of each image, rows ordered by
-    (channel, kernel row, kernel column); +0 where a window reaches into the padding."""
-    assert x.dtype == torch.float32
-    assert x.is_contiguous()
-    images, channels, *sizes = x.shape
-    height, width = (
-        (size + 2 * pad - spread * (taps - 1) - 1) // step + 1
-        for size, taps, step, pad, spread in zip(sizes, kernel, stride, padding, dilation, strict=True)
-    )
-    out = torch.empty((images, channels * kernel[0] * kernel[1], height * width), dtype=torch.float32)
-    _conv2d_columns()(
-        x.data_ptr(), out.data_ptr(), images, x[:1].numel(), channels, *sizes, *kernel, height, width,
-        *stride, *padding, *dilation, torch.get_num_threads(),
-    )  # fmt: skip
     return out

@@ -223,38 +223,3 @@ int d2_view_product(const void *a_p, int a_dtype, long a_sg, long a_sm, long a_s
     free(at);
     return failed;
 }
-
-/* Windows of images as columns: columns[i][(c * KH + kh) * KW + kw][oh * OW + ow] is the input of image i that kernel
-   position (c, kh, kw) meets at output (oh, ow), +0 where that is padding. x: [C, H, W] contiguous, images image_stride
-   apart. */
-void d2_conv2d_columns(const float *x, float *columns, long images, long image_stride, long C, long H, long W, long KH,
-                       long KW, long OH, long OW, long stride_h, long stride_w, long pad_h, long pad_w, long dilation_h,
-                       long dilation_w, int threads) {
-    long each = KH * KW * OH * OW;
-    if (threads > 1 && images * C * each < 50000) threads = 1;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (long task = 0; task < images * C; task++) {
-        const float *plane = x + task / C * image_stride + task % C * H * W;
-        float *to = columns + task * each;
-        for (long kh = 0; kh < KH; kh++)
-            for (long kw = 0; kw < KW; kw++) {
-                /* outputs ow in [low, high) meet the image; kw * dilation_w - pad_w is where ow = 0 begins */
-                long begin = kw * dilation_w - pad_w;
-                long low = begin >= 0 ? 0 : least((-begin + stride_w - 1) / stride_w, OW);
-                long high = begin >= W ? 0 : least((W - 1 - begin) / stride_w + 1, OW);
-                if (high < low) high = low;
-                for (long oh = 0; oh < OH; oh++, to += OW) {
-                    long h = oh * stride_h + kh * dilation_h - pad_h;
-                    if (h < 0 || h >= H) {
-                        memset(to, 0, OW * sizeof(float));
-                        continue;
-                    }
-                    const float *row = plane + h * W + begin;
-                    for (long ow = 0; ow < low; ow++) to[ow] = 0;
-                    if (stride_w == 1) memcpy(to + low, row + low, (high - low) * sizeof(float));
-                    else for (long ow = low; ow < high; ow++) to[ow] = row[ow * stride_w];
-                    for (long ow = high; ow < OW; ow++) to[ow] = 0;
-                }
-            }
-    }
-}
