@@ -22,7 +22,8 @@ within some tenths. Errors are against fp64, relative to the largest element, th
 the largest of the gradients' errors."""
 
 PRODUCTS = """`torch.mm` is MKL's; beside it oneDNN's product of the same matrices. Bar: at least 0.5 of MKL's speed,
-that is a ratio of at most 2. The smallest product is the cost of a call from Python."""
+that is a ratio of at most 2. The smallest product is the cost of a call from Python. The largest is by
+exact slices: they are made for the integer units of GPUs, and the form may not depend on the device."""
 
 STEPS = "Forward, loss, backward and AdamW of the test models. Bar: at most 2.5 times D1."
 

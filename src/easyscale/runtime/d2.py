@@ -172,7 +172,6 @@ class Guard:
         wrapper.__call__ = call
         self._undo.append(lambda: setattr(wrapper, "__call__", stock))
 
-
     # ------------------------------------------------------------------ NumPy
 
     def _watch_numpy(self) -> None:
