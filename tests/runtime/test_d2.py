@@ -44,6 +44,20 @@ def prepared(guard: Guard) -> nn.Linear:
     return model
 
 
+# ---------------------------------------------------------------------------------------- the compiler
+
+
+@pytest.mark.usefixtures("guard")
+@pytest.mark.filterwarnings("ignore")
+def test_the_compiler_traces_the_model_and_does_not_look_into_the_kernels() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 5))
+    model.compile(backend="aot_eager")  # stock compiles no Sequential by this method; what it sees next are kernels
+    seen = torch._dynamo.utils.counters["stats"]
+    before = seen["unique_graphs"]
+    model(torch.randn(4, 3, 8, 8)).sum().backward()
+    assert seen["unique_graphs"] - before <= 1
+
+
 # ---------------------------------------------------------------------------------------- once
 
 

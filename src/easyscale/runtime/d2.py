@@ -121,7 +121,8 @@ class Guard:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # torch says that a kernel is replaced: that is the point
                 for key in ("CPU", "CUDA"):
-                    library.impl(rest, _refusing(name), key)
+                    # torch before 2.13 does not replace a kernel that Python has registered, unless it is told to
+                    library.impl(rest, _refusing(name), key, allow_override=True)
         self._seen = _registrations()
 
     def _watch_kernels(self) -> None:
@@ -171,6 +172,16 @@ class Guard:
 
         wrapper.__call__ = call
         self._undo.append(lambda: setattr(wrapper, "__call__", stock))
+        if "torch._dynamo" in sys.modules:
+            _leave_kernels_to_python()
+        compile_ = torch.compile
+
+        def compiling(*args: Any, **options: Any) -> Any:
+            _leave_kernels_to_python()
+            return compile_(*args, **options)
+
+        torch.compile = compiling
+        self._undo.append(lambda: setattr(torch, "compile", compile_))
 
     # ------------------------------------------------------------------ NumPy
 
@@ -196,6 +207,13 @@ class Guard:
 
         torch.Tensor.numpy = numpy  # type: ignore[assignment,method-assign]
         self._undo.append(lambda: delattr(torch.Tensor, "numpy"))  # it was inherited
+
+
+def _leave_kernels_to_python() -> None:
+    """Our kernels run below the graphs of torch.compile. Before torch 2.13 its tracer looks into them, and gives up."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("easyscale.numerics")
 
 
 def refuse_types(model: torch.nn.Module) -> None:

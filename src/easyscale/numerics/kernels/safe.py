@@ -11,8 +11,8 @@ of this CPU.
 An entry without a dot stands for all overloads of the operator and of its in-place variant; with a dot, for one. What
 is neither here nor a form is refused in a D2 job. Not here, though they look harmless: maximum, minimum and amax (which
 zero they return where +0 meets -0 depends on the instruction set), division on CUDA (by a number it multiplies by the
-reciprocal), relu and clamp on CUDA (relu(-0) is +0 there and -0 on CPUs), fmod on CPUs, arange and linspace (fp32
-against fp64 inside), unstable sorts, anything that adds more than once per element.
+reciprocal), relu and clamp on CUDA (relu(-0) is +0 there and -0 on CPUs), clamp on CPUs (a bound that is NaN), fmod on
+CPUs, arange and linspace (fp32 against fp64 inside), unstable sorts, anything that adds more than once per element.
 """
 
 from __future__ import annotations
@@ -75,10 +75,9 @@ rsub sgn sign softshrink_backward threshold threshold_backward trunc
 """
 
 _BY_CPU = """
-_index_put_impl bincount clamp.default clamp.out clamp_.default clamp_max.default clamp_max.out clamp_max_.default
-clamp_min.default clamp_min.out clamp_min_.default col2im div floor_divide hardtanh put random randperm
-reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward relu replication_pad1d_backward
-replication_pad2d_backward replication_pad3d_backward unfold_backward
+_index_put_impl bincount col2im div floor_divide hardtanh put random randperm reflection_pad1d_backward
+reflection_pad2d_backward reflection_pad3d_backward relu replication_pad1d_backward replication_pad2d_backward
+replication_pad3d_backward unfold_backward
 """
 
 _BY_CUDA = """
