@@ -39,7 +39,9 @@ class _Installation:
 
     def __init__(self) -> None:
         self.library = torch.library.Library("aten", "IMPL")  # kept as long as it is in force
-        self.before = [switch.read() for switch in SWITCHES]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # older torches say once that there is a newer interface
+            self.before = [switch.read() for switch in SWITCHES]
 
     def register(self) -> None:
         with warnings.catch_warnings():
@@ -59,7 +61,7 @@ class _Installation:
     def remove(self) -> None:
         self.library._destroy()
         for switch, value in zip(SWITCHES, self.before, strict=True):
-            switch.write(value)
+            switch.set(value)
 
 
 _installation: _Installation | None = None
@@ -102,7 +104,7 @@ def correct() -> list[str]:
     found = []
     for switch, value in zip(SWITCHES, before, strict=True):
         if switch.read() != switch.wanted:
-            switch.write(switch.wanted)
+            switch.set(switch.wanted)
             found.append(f"{switch.name} was {value}, is {switch.wanted} again: {switch.why}.")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,12 @@ class Switch:
     wanted: Any
     why: str
     by_wish: bool = False  # torch's default is `wanted`, so another value is what the script asked for
+
+    def set(self, value: Any) -> None:
+        """Without what older torches say once about their two interfaces."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            self.write(value)
 
 
 def _attribute(owner: Any, path: str, name: str, wanted: Any, why: str) -> Switch:
