@@ -292,10 +292,11 @@ def compiled() -> Checks:
     }  # fmt: skip
 
 
-def main(kind: str) -> dict[str, str]:
+def complaints_of(checks: Checks) -> dict[str, str]:
+    """What went wrong in each; "" where nothing did."""
     warnings.simplefilter("ignore")  # of numpy, about NaN and infinities
     complaints = {}
-    for name, check in (interpreted() if kind == "interpreted" else compiled()).items():
+    for name, check in checks.items():
         try:
             check()
             complaints[name] = ""
@@ -305,4 +306,4 @@ def main(kind: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(complaints_of(interpreted() if sys.argv[1] == "interpreted" else compiled())))

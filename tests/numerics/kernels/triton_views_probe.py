@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import traceback
-import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from pathlib import Path
 import torch
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
-from triton_probe import _FLOATING, chain_lengths, ptx, whole_numbers  # noqa: E402
+from triton_probe import _FLOATING, chain_lengths, complaints_of, ptx, whole_numbers  # noqa: E402
 
 from d2_rows import assert_same  # noqa: E402  this file runs as a program of its own
 from easyscale.numerics.kernels import convolutions, gpu, portable, primitives, products  # noqa: E402
@@ -118,17 +116,5 @@ def compiled() -> Checks:
     return {f"{t.rows} x {t.columns}": lambda t=t: _compiled(t) for t in (TILES[0], TILES[4], TILES[-1])}
 
 
-def main(kind: str) -> dict[str, str]:
-    warnings.simplefilter("ignore")  # of numpy, about NaN and infinities
-    complaints = {}
-    for name, check in (interpreted() if kind == "interpreted" else compiled()).items():
-        try:
-            check()
-            complaints[name] = ""
-        except Exception:
-            complaints[name] = traceback.format_exc()[-1500:]
-    return complaints
-
-
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(complaints_of(interpreted() if sys.argv[1] == "interpreted" else compiled())))
