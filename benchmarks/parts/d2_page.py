@@ -30,12 +30,12 @@ STEPS = "Forward, loss, backward and AdamW of the test models. Bar: at most 2.5 
 ACCURACY = """`python benchmarks/d2_accuracy.py`. The rule: an error of at most twice the vendor's. First by kinds of
 numbers and depth k of the sum: the vendor's error (root of the mean square, relative to the result), and that of D2's
 two forms as multiples of it: FMA chains of {block} terms, then exact slices in the number that a large product of this
-depth has (-: none)."""
+depth has (-: none). The vendor's is the mean of five draws, ours the worst of them."""
 
 LAYERS = """The convolution and linear layers of the published models at full size, the worst of each model: our error
 as a multiple of the vendor's, with usual numbers / with outliers. The first three columns are outputs of the layers'
 products at the published batch, in the form that a product of that size has (`sliced`: how many shapes by slices),
-beside MKL's. `operator` are the layers themselves on one sample, beside oneDNN's and MKL's; small layers have few
+beside MKL's, of one draw. `operator` are the layers themselves on one sample, beside oneDNN's and MKL's; small layers have few
 outputs, so that their ratio differs from draw to draw, and the worst of five draws is shown."""
 
 CURVES = """`python benchmarks/d2_curves.py`: the models at their small size, {steps} steps at D1 and at D2 from the

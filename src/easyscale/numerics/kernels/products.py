@@ -27,11 +27,11 @@ from easyscale.numerics.kernels.registry import form
 BLOCK = 256  # with 512 the error of sums of positive terms is more than twice that of MKL (benchmarks/d2_accuracy.py)
 SPAN = 16 * BLOCK  # long sums (gradients of convolution weights) are short of outputs: spans run side by side
 
-# By dtype and depth: what keeps the error within twice the vendor's, with outliers and gradients of very different size
-# (benchmarks/d2_accuracy.py). Results in bf16 and fp16 are rounded far more coarsely than three slices are.
+# By dtype and depth: what keeps the error within twice the vendor's, with outliers and gradients of very different size;
+# heavy tails in both factors may exceed it (benchmarks/d2_accuracy.py). Results in bf16 and fp16 are rounded far more coarsely than three slices are.
 SLICES, SLICES_DEEP, SLICES_HALF = 4, 5, 3
 DEEP = 4096  # k above which fp32 takes SLICES_DEEP
-# Below, the launches of a product by slices and the cutting cost more than they win on an H200.
+# Below, launches and cutting are expected to cost more than slices win on a GPU; not measured with slices of 8 bits.
 SLICED_FROM = 2**33
 SLICED_SIDE = 256
 SLICED_DEPTH = 2**17 // SLICES_DEEP  # int32 sums of so many products of up to 2^14 for each slice cannot overflow
@@ -82,7 +82,7 @@ def reads_views(device: torch.device) -> bool:
 
 def view_chains(a: Tensor, seen: Tensor, inner: int) -> Tensor:
     """`chains` of [G, M, K] and a view [G, *k dimensions, *n dimensions], with `inner` of the former, read as a matrix
-    [K, N] for each group. A GPU reads it where it lies; elsewhere it is copied."""
+    [K, N] for each group. C and Triton read it where it lies; torch operators need a copy."""
     if reads_views(a.device):
         found: Tensor = primitives.implementation(a.device).view_product(a, seen, inner, BLOCK, SPAN)
         return found
