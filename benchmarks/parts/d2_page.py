@@ -35,8 +35,8 @@ depth has (-: none). The vendor's is the mean of five draws, ours the worst of t
 LAYERS = """The convolution and linear layers of the published models at full size, the worst of each model: our error
 as a multiple of the vendor's, with usual numbers / with outliers. The first three columns are outputs of the layers'
 products at the published batch, in the form that a product of that size has (`sliced`: how many shapes by slices),
-beside MKL's, of one draw. `operator` are the layers themselves on one sample, beside oneDNN's and MKL's; small layers have few
-outputs, so that their ratio differs from draw to draw, and the worst of five draws is shown."""
+beside MKL's, of one draw. `operator` are the layers themselves on one sample, beside oneDNN's and MKL's; small layers
+have few outputs, so that their ratio differs from draw to draw, and the worst of five draws is shown."""
 
 CURVES = """`python benchmarks/d2_curves.py`: the models at their small size, {steps} steps at D1 and at D2 from the
 same weights, data and random numbers. Means of 50 losses. Where batch norm sees few samples, or the loss is nearly

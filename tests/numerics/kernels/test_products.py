@@ -235,6 +235,21 @@ def test_slices_have_the_same_bits_in_both_implementations(shape: tuple[int, int
         assert bits(primitives.sliced_product(a.t().contiguous().t(), b.t().contiguous().t(), 5)) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_three_slices_are_enough_for_short_types_and_two_are_not(dtype: torch.dtype) -> None:
+    """Heavy-tailed factors; errors against fp64 after the rounding to the dtype, beside the vendor's fp32 product."""
+    student = torch.distributions.StudentT(3.0)
+    a, b = student.sample((64, 4096)).to(dtype), (0.02 * student.sample((4096, 64))).to(dtype)
+    exact = a.double() @ b.double()
+
+    def error(out: Tensor) -> float:
+        return float((out.to(dtype).double() - exact).norm())
+
+    vendor = error(a.float() @ b.float())
+    assert error(primitives.sliced_product(a, b, products.SLICES_HALF)) <= 2 * vendor
+    assert error(primitives.sliced_product(a, b, 2)) > 2 * vendor
+
+
 def test_the_form_depends_on_shape_and_dtype_alone() -> None:
     assert products.slices_of(4096, 4096, 4096, torch.float32) == products.SLICES
     assert products.slices_of(4096, 4096, 4096, torch.bfloat16) == products.SLICES_HALF

@@ -27,8 +27,9 @@ from easyscale.numerics.kernels.registry import form
 BLOCK = 256  # with 512 the error of sums of positive terms is more than twice that of MKL (benchmarks/d2_accuracy.py)
 SPAN = 16 * BLOCK  # long sums (gradients of convolution weights) are short of outputs: spans run side by side
 
-# By dtype and depth: what keeps the error within twice the vendor's, with outliers and gradients of very different size;
-# heavy tails in both factors may exceed it (benchmarks/d2_accuracy.py). Results in bf16 and fp16 are rounded far more coarsely than three slices are.
+# By dtype and depth: what keeps the error within twice the vendor's, with outliers and gradients of very different
+# size; heavy tails in both factors may exceed it (benchmarks/d2_accuracy.py). Results in bf16 and fp16 are rounded far
+# more coarsely than three slices are.
 SLICES, SLICES_DEEP, SLICES_HALF = 4, 5, 3
 DEEP = 4096  # k above which fp32 takes SLICES_DEEP
 # Below, launches and cutting are expected to cost more than slices win on a GPU; not measured with slices of 8 bits.
