@@ -309,7 +309,11 @@ def test_all_workers_killed_without_restarts_fails_the_job() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_to_the_master_stops_the_job_with_a_checkpoint(number: signal.Signals) -> None:
+def test_a_signal_to_the_master_stops_the_job_with_a_checkpoint(
+    number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    former = signal.signal(number, signal.default_int_handler)  # under `nohup` it would be ignored, as it should be
+    request.addfinalizer(lambda: signal.signal(number, former))
     trial = Trial()
 
     def during(client: JobClient) -> None:
