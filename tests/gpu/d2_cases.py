@@ -14,15 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d2_rows import special
+from easyscale.numerics.kernels import products as d2_products
+from easyscale.numerics.kernels import sliced_convolutions
 
 Case = Callable[[], Any]
 SHORT = (torch.float32, torch.bfloat16, torch.float16)
-# m, n, k: around the ends of blocks (256) and spans (4096), thin, and one by slices (2^33 multiply-adds)
+# m, n, k: around the ends of blocks (256) and spans (4096), thin
 PRODUCTS = [
     (1, 1, 1), (3, 5, 7), (17, 33, 255), (64, 64, 256), (65, 31, 257), (128, 96, 1000), (1, 1000, 513), (1000, 1, 513),
     (130, 70, 4096), (33, 40, 4097), (64, 48, 9000), (16, 16, 65_537), (7, 9, 0), (0, 4, 5), (512, 384, 768),
 ]  # fmt: skip
-SLICED = [(2048, 2048, 2048), (1024, 4096, 2049), (2304, 768, 4860)]
+SLICED = [(1024, 2048, 2048), (1024, 1024, 2049), (600, 768, 4860)]
 # images, channels in and out, size, kernel, stride, padding, dilation, groups
 CONVOLUTIONS = [
     (2, 3, 8, (17, 19), 3, 1, 1, 1, 1), (3, 8, 12, (15, 15), 3, 2, 1, 1, 1), (2, 6, 6, (9, 11), 3, 1, 2, 2, 6),
@@ -90,6 +92,41 @@ def convolutions() -> Iterator[Case]:
     yield lambda: with_gradients(F.conv3d, numbers(1, 3, 7, 8, 9), numbers(4, 3, 3, 3, 3))
 
 
+def by_slices(case: Case) -> Case:
+    """With products and convolutions of any size by slices."""
+
+    def run() -> None:
+        before = d2_products.SLICED_FROM, d2_products.SLICED_SIDE, d2_products.SLICED_STEPS
+        channels = sliced_convolutions.SLICED_CHANNELS
+        d2_products.SLICED_FROM = d2_products.SLICED_SIDE = d2_products.SLICED_STEPS = 1
+        sliced_convolutions.SLICED_CHANNELS = 1
+        try:
+            case()
+        finally:
+            d2_products.SLICED_FROM, d2_products.SLICED_SIDE, d2_products.SLICED_STEPS = before
+            sliced_convolutions.SLICED_CHANNELS = channels
+
+    return run
+
+
+def sliced() -> Iterator[Case]:
+    """Both forms by slices, at sizes that would have chains, and some that are cut in parts."""
+    yield from map(by_slices, products())
+    yield from map(by_slices, convolutions())
+    for shape, out, kernel, padding, dilation in (
+        ((3, 70, 13, 9), 130, 3, 1, 1), ((2, 128, 28, 28), 128, 3, 1, 1), ((2, 64, 40, 40), 66, 5, 2, 1),
+        ((4, 256, 7, 7), 96, 1, 0, 1), ((2, 20, 17, 30), 24, 3, 2, 2), ((2, 9, 8, 8), 70, 3, 0, 1),
+    ):  # fmt: skip
+        x, w = numbers(*shape), numbers(out, shape[1], kernel, kernel, seed=1)
+        uneven = x * torch.exp(4 * numbers(shape[0], 1, 1, 1, seed=3))
+        for image in (x, x.to(memory_format=torch.channels_last), uneven):
+            yield by_slices(lambda x=image, w=w, p=padding, d=dilation: with_gradients(
+                lambda x, w: F.conv2d(x, w, padding=p, dilation=d), x, w))  # fmt: skip
+    odd = numbers(3, 70, 13, 9).index_put((torch.tensor(1), torch.tensor(5)), torch.tensor(torch.inf))
+    yield by_slices(lambda: with_gradients(F.conv2d, odd, numbers(64, 70, 3, 3, seed=1)))
+    yield by_slices(lambda: with_gradients(torch.mm, numbers(200, 9000), numbers(9000, 130, seed=1)))
+
+
 def rows() -> Iterator[Case]:
     """Softmax, layer and RMS norm, sums."""
     for dtype in (*SHORT, torch.float64):
@@ -119,4 +156,6 @@ def channels() -> Iterator[Case]:
 
 
 def everything() -> dict[str, Callable[[], Iterator[Case]]]:
-    return {"products": products, "convolutions": convolutions, "rows": rows, "channels": channels}
+    return {
+        "products": products, "convolutions": convolutions, "sliced": sliced, "rows": rows, "channels": channels,
+    }  # fmt: skip

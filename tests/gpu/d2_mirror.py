@@ -27,6 +27,7 @@ SILENT = frozenset([
     "is_pinned", "_pin_memory", "_efficientzerotensor", "sym_size", "sym_stride", "record_stream",
 ])  # fmt: skip
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+EXAMPLES = 2  # of the differing calls of an operator, so many are described
 
 
 def same(a: Any, b: Any) -> bool:
@@ -38,19 +39,68 @@ def same(a: Any, b: Any) -> bool:
 def _same(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return type(a) is type(b) and (isinstance(a, torch.device | torch.Generator) or a == b)
-    a, b = a.detach().cpu(), b.detach().cpu()
-    if a.dtype is not b.dtype or a.shape != b.shape:
-        return False
+    return a.dtype is b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
+
+
+def _bits(a: Tensor) -> Tensor:
+    """Whole numbers to compare on the CPU, one for each element (of complex ones two); one for all NaN."""
+    a = a.detach().cpu()
     if a.is_complex():
-        return _same(torch.view_as_real(a), torch.view_as_real(b))
+        return _bits(torch.view_as_real(a.resolve_conj()))
     if not a.is_floating_point():
-        return torch.equal(a, b)
-    nothing = a != a
-    if not torch.equal(nothing, b != b):
-        return False
-    whole = _WHOLE[a.element_size()]
-    x, y = (torch.where(nothing, torch.zeros((), dtype=v.dtype), v).contiguous().view(whole) for v in (a, b))
-    return torch.equal(x, y)
+        return a
+    nothing = torch.full((), float("nan"), dtype=a.dtype)
+    return torch.where(a != a, nothing, a).contiguous().view(_WHOLE[a.element_size()])
+
+
+# ------------------------------------------------------------------------------------------------ what differs
+
+
+def described(func: Any, given: Any, wanted: Any, found: Any) -> str:
+    """A call in words: the overload, its arguments, and the first element that differs with what it was made of."""
+    arguments = ", ".join(_shown(value) for value in pytree.tree_leaves(given))
+    return f"{func}({arguments}): {_first_difference(given, wanted, found)}"
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)[:60]
+    layout = "" if value.is_contiguous() else f" strides {list(value.stride())}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{layout}"
+
+
+def _first_difference(given: Any, wanted: Any, found: Any) -> str:
+    here, there = pytree.tree_leaves(wanted), pytree.tree_leaves(found)
+    if len(here) != len(there):
+        return f"{len(here)} results on the CPU, {len(there)} there"
+    place = next(i for i, pair in enumerate(zip(here, there, strict=True)) if not _same(*pair))
+    x, y = here[place], there[place]
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        return f"result {place} is {x!r} on the CPU, {y!r} there"
+    if x.dtype is not y.dtype or x.shape != y.shape:
+        return f"result {place} is {_shown(x)} on the CPU, {_shown(y)} there"
+    unlike = _bits(x) != _bits(y)
+    if x.is_complex():
+        unlike = unlike.any(-1)
+    at = tuple(unlike.nonzero()[0].tolist())
+    made_of = [_element(value, at, x.shape) for value in pytree.tree_leaves(given) if isinstance(value, Tensor)]
+    return (
+        f"{int(unlike.sum())} of {x.numel()} elements of result {place} differ, at {list(at)} "
+        f"{_element(x, at, x.shape)} on the CPU, {_element(y.detach().cpu(), at, x.shape)} there, "
+        f"of the inputs {', '.join(filter(None, made_of)) or '(other shapes)'}"
+    )
+
+
+def _element(x: Tensor, at: tuple[int, ...], shape: torch.Size) -> str:
+    """The element that broadcasting puts there, with its bits; nothing if the shapes do not fit."""
+    try:
+        one = x.detach().expand(shape)[at]
+    except RuntimeError:
+        return ""
+    if not one.is_floating_point():
+        return str(one.item())
+    bits = one.contiguous().view(_WHOLE[one.element_size()]).item()
+    return f"{one.item():.9g} ({bits % (1 << 8 * one.element_size()):#x})"
 
 
 @contextmanager
@@ -73,6 +123,7 @@ class Outcome:
     same: int = 0
     different: int = 0
     problems: list[str] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)  # of what differs
     absent: int = 0  # torch has no kernel of it there for these inputs
 
     @property
@@ -94,13 +145,14 @@ class Mirror(TorchDispatchMode):
         known = func._schema.name.startswith("aten::") and not func.is_view and packet not in SILENT
         if not known or any(_no_memory(value) for value in pytree.tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
+        changed = func._schema.is_mutable
         there = _moved((args, kwargs), self.device)
+        given = _moved((args, kwargs), "cpu") if changed else (args, kwargs)
         before = torch.get_rng_state()
         result = func(*args, **kwargs)
         after = torch.get_rng_state()
         torch.set_rng_state(before)
-        changed = func._schema.is_mutable
-        self._compare(packet, lambda: self._again(func, *there), (result, (args, kwargs) if changed else ()))
+        self._compare(func, given, lambda: self._again(func, *there), (result, (args, kwargs) if changed else ()))
         torch.set_rng_state(after)
         return result
 
@@ -109,8 +161,8 @@ class Mirror(TorchDispatchMode):
             result = func(*args, **kwargs)
         return result, (args, kwargs) if func._schema.is_mutable else ()
 
-    def _compare(self, name: str, run: Callable[[], Any], wanted: Any) -> None:
-        outcome = self.outcomes.setdefault(name, Outcome())
+    def _compare(self, func: Any, given: Any, run: Callable[[], Any], wanted: Any) -> None:
+        outcome = self.outcomes.setdefault(func._schema.name.removeprefix("aten::"), Outcome())
         try:
             found = run()
         except NotImplementedError:
@@ -126,6 +178,8 @@ class Mirror(TorchDispatchMode):
                 outcome.same += 1
             else:
                 outcome.different += 1
+                if len(outcome.examples) < EXAMPLES:
+                    outcome.examples.append(described(func, given, wanted, found))
 
 
 def _no_memory(value: Any) -> bool:
@@ -169,9 +223,9 @@ class Mirrored:
         compared = sum(outcome.same for outcome in self.outcomes.values())
         absent = sorted(name for name, outcome in self.outcomes.items() if outcome.absent)
         lines = [f"{len(self.outcomes)} operators, {compared} calls with the same bits, {len(self.bad)} operators bad"]
-        lines += [
-            f"  {name}: {outcome.different} differ; {'; '.join(outcome.problems)}" for name, outcome in self.bad.items()
-        ]
+        for name, outcome in self.bad.items():
+            lines.append(f"  {name}: {outcome.different} differ; {'; '.join(outcome.problems)}")
+            lines += [f"    {example}" for example in outcome.examples]
         lines += [f"  without a kernel there for some inputs: {', '.join(absent)}"] if absent else []
         return "\n".join(
             [*lines, *(f"  not computed on the CPU either: {text}" for text in dict.fromkeys(self.broken))]

@@ -2,6 +2,7 @@
 `-m gpu`, or by itself, which needs no pytest and prints a table last:
 
     python tests/gpu/test_d2.py [--only operators,formulas,tiles,golden,controls,plans,models] [--models bert,mlp]
+                             [--names rows,channels]
     python tests/gpu/test_d2.py --device cpu --tiny      # a try without a GPU: the CPU's two implementations
 
 The CPU's side is the C library with all threads. Models are the eight of benchmarks/zoo, a GPT, an MLP and an RNN.
@@ -22,6 +23,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,19 +133,25 @@ def settings(**values: tuple[Any, Any]) -> Iterator[None]:
             setattr(module, name, before[name])
 
 
+def tried_tiles() -> list[gpu_products.Tile]:
+    """Every tile as it is; with another depth, by few warps; and by many, without a pipeline. Not all combinations:
+    each takes seconds to compile, and more the more elements fall to one warp."""
+    found = []
+    for tile in gpu_products.TILES:
+        outputs = tile.rows * tile.columns
+        few = 1 if outputs <= 2048 else 2 if outputs <= 8192 else 4
+        other = tile.depth if tile.rows > 64 else 32 if tile.depth != 32 else 16
+        found += [tile, replace(tile, depth=other, warps=few), replace(tile, warps=8, stages=1)]
+    return found
+
+
 def tiles_that_differ() -> list[str]:
-    """Every tile with other warps, stages and depths; other blocks of elementwise kernels and sums. Needs a GPU."""
+    """Tiles with other warps, stages and depths; other blocks of elementwise kernels and sums. Needs a GPU."""
     bad = []
     a, b = (torch.randn(2, *shape, generator=torch.Generator().manual_seed(1)) for shape in ((90, 1000), (1000, 75)))
     wanted = native.product(a, b, 256)
     left, right = a.cuda(), b.cuda()
-    for tile in gpu_products.TILES:
-        for warps in {1, 2, 4, 8, tile.warps}:
-            for depth in {16, 32, 64} if tile.rows <= 64 else {tile.depth}:
-                for stages in (1, 3):
-                    tried = gpu_products.Tile(tile.rows, tile.columns, depth, warps, stages)
-                    if not same(gpu_products.product(left, right, 256, tile=tried), wanted):
-                        bad.append(str(tried))
+    bad += [str(tile) for tile in tried_tiles() if not same(gpu_products.product(left, right, 256, tile=tile), wanted)]
     x = any_bits(100_001, 3)
     for block, warps in ((64, 1), (128, 4), (1024, 8), (4096, 4)):
         with settings(BLOCK=(elementwise, block), WARPS=(elementwise, warps)):
@@ -235,7 +243,7 @@ def model_agrees(name: str, device: str, size: Size = "full", steps: int = MODEL
     import torchvision_shim  # noqa: F401  torchvision beside a CPU build of torch
 
     work = ALL[name]
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     with install.installed():
         torch.manual_seed(5)
         model = work.build(size)
@@ -333,7 +341,9 @@ def of_operators(found: Mirrored) -> Verdict:
     return bool(found.outcomes) and not found.bad, str(found)
 
 
-def checks(device: str, tiny: bool, models: list[str]) -> dict[str, dict[str, Callable[[], Verdict]]]:
+def checks(
+    device: str, tiny: bool, models: list[str], steps: int = MODEL_STEPS
+) -> dict[str, dict[str, Callable[[], Verdict]]]:
     """By part, then by name."""
     size: Size = "small" if tiny else "full"
     seen: dict[str, Callable[[], Verdict]] = {
@@ -350,7 +360,7 @@ def checks(device: str, tiny: bool, models: list[str]) -> dict[str, dict[str, Ca
             "plans": lambda: of_plans(d2_jobs.plans(device)),
             "in flight": lambda: of_flight(d2_jobs.in_flight_apart(device)),
         },
-        "models": {name: lambda name=name: model_agrees(name, device, size) for name in models},
+        "models": {name: lambda name=name: model_agrees(name, device, size, steps) for name in models},
     }
     return parts
 
@@ -359,15 +369,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="operators,formulas,tiles,golden,controls,plans,models")
     parser.add_argument("--models", default=",".join(ALL), help="of the part `models`")
+    parser.add_argument("--steps", type=int, default=MODEL_STEPS, help="of each model")
+    parser.add_argument("--names", default="", help="of the other parts; all of them if not given")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small models, few samples")
     chosen = parser.parse_args()
     if chosen.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny tries this program out without one")
-    parts = checks(chosen.device, chosen.tiny, chosen.models.split(","))
+    parts = checks(chosen.device, chosen.tiny, chosen.models.split(","), chosen.steps)
     lines, good = [], True
+    named = set(filter(None, chosen.names.split(",")))
     for part in chosen.only.split(","):
         for name, check in parts[part].items():
+            if named and part != "models" and name not in named:
+                continue
             began = time.monotonic()
             try:
                 fine, words = check()

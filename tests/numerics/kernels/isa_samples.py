@@ -71,13 +71,25 @@ def elementwise() -> Iterator[Sample]:
                 yield partial(getattr(torch, name), a, 3.0)
         yield lambda a=a, b=b: (torch.div(a, b, rounding_mode="floor"), torch.div(a, 0.3, rounding_mode="trunc"))
         yield lambda a=a: (a.clamp(-1, 1), a.clamp_min(0), a.clamp_max(0), F.hardtanh(a), F.relu6(a))
-        yield lambda a=a: (a * 0.1, a / 0.1, a / 7, 1 / a, a == 1, a < 0.5)
+        yield lambda a=a: (a * 0.1, a / 0.1, a / 7, 1 / a, a == 1, a < 0.5, a == 0.1, a >= 0.1)
+        third = torch.tensor(1 / 3)  # beside bf16 and fp16, what has no dimensions is a case of its own
+        one = third[None].to(dtype)
+        for f in (torch.mul, torch.div, torch.add, torch.sub, torch.floor_divide, torch.remainder):
+            yield lambda f=f, a=a, t=third, one=one: (f(a, t), f(t, a), f(a, t.double()), f(a, one), f(one, a))
+        yield lambda a=a, t=third: (a.clone().mul_(t), a.clone().div_(t))
+        yield lambda a=a, t=third, one=one: [torch.div(a, x, rounding_mode="trunc") for x in (t, one)]
+        yield lambda a=a, b=b: (torch.div(a, b, rounding_mode="trunc"), torch.floor_divide(a, 0.1), torch.div(2.5, a))
         yield lambda a=a, b=b: (torch.ldexp(a, torch.tensor(2)), torch.where(a < b, a, b), torch.rsub(a, 1))
         yield lambda a=a, b=b: (
             aten.leaky_relu(a, 0.01), aten.leaky_relu_backward(a, b, 0.01, False), aten.threshold(a, 0.1, 2.0),
             aten.threshold_backward(a, b, 0), aten.hardtanh_backward(a, b, -1, 1), aten.hardshrink(a, 0.5),
             aten.hardshrink_backward(a, b, 0.5), aten.softshrink(a, 0.5), aten.softshrink_backward(a, b, 0.5),
             aten._prelu_kernel(a, b), aten._prelu_kernel_backward(a, a, b),
+        )  # fmt: skip
+        yield lambda a=a, b=b: (  # bounds that bf16 and fp16 have not
+            aten.threshold_backward(a, b, 0.1), aten.hardtanh_backward(a, b, -0.3, 0.1), aten.hardshrink(a, 0.1),
+            aten.hardshrink_backward(a, b, 0.1), aten.softshrink(a, 0.1), aten.softshrink_backward(a, b, 0.1),
+            aten.leaky_relu(a, 0.3), a.clamp(-0.3, 0.1), a.masked_fill(b > 0.1, 0.1),
         )  # fmt: skip
     a, b = numbers(LARGE, torch.int64), numbers(LARGE, torch.int64, seed=2).abs() % 7 + 1
     for name in UNARY_WHOLE:
@@ -163,6 +175,7 @@ def moving() -> Iterator[Sample]:
             x.all(1),
         )
         yield lambda x=x: (x.cummax(1), x.cummin(2), torch.isin(x, x[0, 0, :5]), torch.isin(x, 2), torch.isin(2, x))
+        yield lambda x=x: (torch.isin(x, x[0, 0]), torch.isin(0.3, x), torch.equal(x, x.clone()))
         yield lambda x=x: (x.any((0, 1)), x.all((0, 1)))
         edges = torch.arange(-50, 50).to(dtype)
         yield lambda x=x, e=edges: (

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from easyscale.numerics.kernels import install
 from easyscale.numerics.kernels.recurrent import COMPOSITES
 
 
@@ -116,6 +117,55 @@ def test_a_cell_has_the_bits_of_the_stock_cpu_code(kind: type[nn.Module]) -> Non
         with ours():
             mine = run(lambda: kind(7, 9), call)
     assert all(torch.equal(a, b) for a, b in zip(stock, mine, strict=True))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_d2_takes_layers_apart_by_us_and_keeps_the_bits_of_the_stock_cpu_code(
+    name: str, autocast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def call(layer: nn.Module) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            packed = pack_padded_sequence(sequences(), torch.tensor(lengths[layer.batch_first]), layer.batch_first)
+            return layer(sequences()), layer(packed)
+
+    lengths = {False: [6, 6, 4, 2, 1], True: [5, 5, 4, 3, 2, 1]}
+    taken: list[str] = []
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def layer(*args: Any) -> Any:
+            taken.append(name)
+            return function(*args)
+
+        return layer
+
+    for overload, function in COMPOSITES.items():
+        monkeypatch.setitem(COMPOSITES, overload, noting(overload, function))
+    with install.installed():
+        mine = run(LAYERS[name], call)
+    assert {overload.partition(".")[2] for overload in taken} == {"input", "data"}
+    taken.clear()
+    monkeypatch.setattr(install, "COMPOSITES", {})
+    with install.installed():
+        stock = run(LAYERS[name], call)
+    assert not taken
+    assert len(stock) == len(mine) > 4
+    assert all(torch.equal(a, b) for a, b in zip(stock, mine, strict=True))
+
+
+def test_d2_takes_cells_apart_by_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(Exception):
+        pass
+
+    def cell(*_args: Any) -> Any:
+        raise Mine
+
+    for name in ("lstm_cell", "gru_cell"):
+        monkeypatch.setitem(COMPOSITES, name, cell)
+    for kind in (nn.LSTMCell, nn.GRUCell):
+        with install.installed(), pytest.raises(Mine):
+            kind(7, 9)(torch.ones(2, 7))
+        assert torch.is_tensor(kind(7, 9)(torch.ones(2, 7))[0])
 
 
 def test_our_way_is_used_while_it_is_installed() -> None:

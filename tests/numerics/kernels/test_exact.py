@@ -97,7 +97,7 @@ def test_bounds_leave_what_is_inside_alone() -> None:
     assert math.copysign(1, x.relu()[1].item()) == -1  # stock on CPUs: -0 stays
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
 def test_the_forms_of_bounds_and_divisions_for_gpus_have_the_bits_of_stock_on_cpus(dtype: torch.dtype) -> None:
     x = special(3000).to(dtype)
     assert_same(exact.relu(x), x.relu())
@@ -107,8 +107,121 @@ def test_the_forms_of_bounds_and_divisions_for_gpus_have_the_bits_of_stock_on_cp
     assert_same(exact.hardtanh(x), torch.nn.functional.hardtanh(x))
     for divisor in (3, 0.1, 7.0, 0, -1e-3):
         assert_same(exact.div(x, divisor), x / divisor)
-        assert_same(exact.floor_divide(x, divisor), x // divisor)
+        assert_same(exact.div(divisor, x), torch.div(divisor, x))
+        assert_same(exact.mul(x, divisor), x * divisor)
+        assert_same(exact.mul_(x.clone(), divisor), x * divisor)
         assert_same(exact.div_mode(x, divisor, rounding_mode="trunc"), torch.div(x, divisor, rounding_mode="trunc"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
+def test_a_floor_division_is_stocks_on_cpus(dtype: torch.dtype) -> None:
+    y, z = special(3000).to(dtype), special(3000, seed=1).to(dtype)
+    pairs: list[tuple[Tensor, Tensor | float]] = [(y, z), (FIRST.to(dtype), SECOND.to(dtype)), (y, z[:1])]
+    pairs += [(y, divisor) for divisor in (3, 0.1, 7.0, 0, -1e-3, math.inf)]
+    wanted = [(torch.floor_divide(a, b), torch.div(a, b, rounding_mode="trunc")) for a, b in pairs]
+    with installed():
+        for (a, b), (down, cut) in zip(pairs, wanted, strict=True):
+            assert_same(torch.floor_divide(a, b), down)
+            assert_same(torch.div(a, b, rounding_mode="floor"), down)
+            assert_same(torch.div(a, b, rounding_mode="trunc"), cut)
+
+
+def test_a_floor_division_of_short_types_in_fp32_is_seen() -> None:
+    """A negative control: stock on CUDA."""
+    a, b = (torch.randn(3000).bfloat16() * scale for scale in (100, 1))
+    with pytest.raises(AssertionError, match="elements differ"):
+        assert_same((a.float() // b.float()).bfloat16(), a // b)
+
+
+def test_floor_divisions_of_whole_numbers_are_stocks() -> None:
+    a, b = torch.arange(-20, 20), torch.tensor([3, -7, 1, 5]).repeat(10)
+    wanted = [a // b, a // 3, torch.div(a, -3, rounding_mode="trunc"), a // 0.5]
+    with installed():
+        assert_same([a // b, a // 3, torch.div(a, -3, rounding_mode="trunc"), a // 0.5], wanted)
+        with pytest.raises(RuntimeError, match="rounding_mode to be one of"):
+            torch.div(a, b, rounding_mode="up")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_short_types_by_a_tensor_without_dimensions_are_computed_in_fp32(dtype: torch.dtype) -> None:
+    """Also on CUDA, where stock rounds that tensor to the short type; as the first factor it is rounded everywhere."""
+    x, third = special(3000).to(dtype), torch.tensor(1 / 3)
+    for factor in (third, third.double()):
+        assert_same(exact.mul(x, factor), (x.float() * third).to(dtype))
+        assert_same(exact.div(x, factor), (x.float() / third).to(dtype))
+        for ours, stock in ((exact.mul, torch.mul), (exact.div, torch.div)):
+            assert_same(ours(x, factor), stock(x, factor))
+            assert_same(ours(factor, x), stock(factor, x))
+        assert_same(exact.mul_(x.clone(), factor), x * factor)
+    assert not torch.equal(exact.mul(x[-99:], third), exact.mul(third, x[-99:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.bool])
+def test_products_of_whole_numbers_for_gpus_are_stocks(dtype: torch.dtype) -> None:
+    x = torch.arange(12).to(dtype)
+    for factor in (3, -7, 2.5, True, -0.0):
+        for y in (x, x[5]):
+            assert_same(exact.mul(y, factor), y * factor)
+            assert_same(exact.mul(factor, y), y * factor)
+    y = x.clone().float()
+    assert_same(exact.mul_(y, -0.0), x.float() * -0.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, *HALVES])
+@pytest.mark.parametrize("bound", [0.1, 0.3, 0, 0.5])
+def test_thresholds_and_gradients_inside_bounds_are_stocks_on_cpus(dtype: torch.dtype, bound: float) -> None:
+    aten, nearest = torch.ops.aten, torch.tensor([bound, -bound]).to(dtype)  # on the edge, as far as the dtype has it
+    g, x = special(3000, seed=4).to(dtype), torch.cat([special(2998).nan_to_num().to(dtype), nearest])
+    assert_same(exact.threshold(x, bound, 0.7), aten.threshold(x, bound, 0.7))
+    assert_same(exact.threshold_backward(g, x, bound), aten.threshold_backward(g, x, bound))
+    stock = [
+        aten.hardtanh_backward(g, x, -bound, bound + 1), aten.hardtanh_backward(g, x, -2, bound),
+        aten.hardshrink_backward(g, x, bound), aten.softshrink_backward(g, x, bound),
+    ]  # fmt: skip
+    with installed():
+        ours = [
+            aten.hardtanh_backward(g, x, -bound, bound + 1), aten.hardtanh_backward(g, x, -2, bound),
+            aten.hardshrink_backward(g, x, bound), aten.softshrink_backward(g, x, bound),
+        ]  # fmt: skip
+    assert_same(ours, stock)
+
+
+def test_what_is_nan_gets_no_gradient_through_bounds_wherever_it_lies() -> None:
+    aten, nothing = torch.ops.aten, torch.full((2, 35), math.nan)
+    stock = aten.hardtanh_backward(torch.ones(35), nothing[0], -1, 1)
+    assert stock.unique().tolist() == [0, 1], "stock on CPUs: by the place in a vector"
+    with installed():
+        for x in (nothing, nothing.t(), nothing[0]):
+            g = torch.ones_like(x)
+            for found in (
+                aten.hardtanh_backward(g, x, -1, 1), aten.hardshrink_backward(g, x, 0.5),
+                aten.softshrink_backward(g, x, 0.5),
+            ):  # fmt: skip
+                assert_same(found, torch.zeros_like(x))
+
+
+def test_nan_equals_nothing_not_even_itself() -> None:
+    """Up to torch 2.11 at least, stock on CPUs does not look where both are one tensor."""
+    x = torch.tensor([1.0, math.nan])
+    with installed():
+        assert not torch.equal(x, x)
+        assert not torch.equal(x, x.clone())
+        assert torch.equal(x[:1], x[:1])
+        assert not torch.equal(x[:1], x[1:])
+        assert not torch.equal(x[:1], x)
+
+
+@pytest.mark.parametrize("count", [3, 3000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_a_number_is_in_a_tensor_if_it_equals_an_element(dtype: torch.dtype, count: int) -> None:
+    x = torch.arange(count).to(dtype)
+    with installed():
+        assert torch.isin(2, x).item() is True
+        assert torch.isin(2.5, x).item() is False
+        assert torch.isin(2.5, x, invert=True).item() is True
+        assert torch.isin(2, x[:0]).item() is False
+        assert torch.isin(x, 2).nonzero().tolist() == [[2]]
+        assert torch.isin(x, 2, invert=True).sum() == count - 1
 
 
 def test_a_reciprocal_in_place_of_a_division_is_seen() -> None:

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels import primitives
 from easyscale.numerics.kernels.emit_triton import triton_source
-from easyscale.numerics.kernels.formulas import FORMULAS
+from easyscale.numerics.kernels.formulas import FORMULAS, SINGLE
 from easyscale.numerics.kernels.native import elementwise as native
 from easyscale.numerics.kernels.native import library
 from easyscale.numerics.kernels.portable import elementwise as portable
@@ -325,6 +326,36 @@ def test_fp32_is_never_less_accurate_than_stock(name: str) -> None:
     ours = error(portable.evaluate(name, [x], dtype=torch.float32))
     assert ours <= 0.5
     assert ours <= error(STOCK[name](x))
+
+
+SPECIAL = [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-40, -1e-40, 3e38, -3e38, 700, -700, 709, 710, -709,
+           -104, -87.3, 88.7, 88.73, -14.1, -14.3, 37.6, -37.6]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_a_short_formula_is_as_good_as_the_long_one_where_the_result_is_fp32(name: str) -> None:
+    """All but one result in ten thousand are the same; none is further than the next fp32 from being correct."""
+    tensors = FORMULAS[name].tensors
+    assert FORMULAS[SINGLE[name]].tensors == tensors
+    generator = torch.Generator().manual_seed(1)
+    x = torch.cat([torch.randn(20_000, generator=generator) * s for s in (1e-3, 1, 5, 30)])
+    inputs = [torch.randn(x.shape, generator=generator), x][2 - tensors :]
+    exact = portable.evaluate(name, inputs, dtype=torch.float64)
+    short = portable.evaluate(SINGLE[name], inputs, dtype=torch.float64)
+    torch.testing.assert_close(short, exact, rtol=5e-11, atol=5e-11 if "backward" in name else 1e-45)
+    assert int((short.float() != exact.float()).sum()) <= len(x) // 10_000
+    assert not same(short, exact), "a negative control: it is another formula"
+    x = torch.tensor(SPECIAL)
+    inputs = [torch.ones(x.shape), x][2 - tensors :]
+    assert same(portable.evaluate(SINGLE[name], inputs, dtype=torch.float32),
+                portable.evaluate(name, inputs, dtype=torch.float32))  # fmt: skip
+
+
+def test_results_of_fp64_have_the_long_formula_and_others_the_short_one() -> None:
+    x = torch.randn(20_000)
+    for dtype, name in ((torch.float64, "gelu"), (torch.float32, "gelu_single"), (torch.bfloat16, "gelu_single")):
+        assert same(primitives.evaluate("gelu", [x.double()], dtype=dtype),
+                    portable.evaluate(name, [x.double()], dtype=dtype))  # fmt: skip
 
 
 def test_the_vendors_exp_is_seen_to_differ() -> None:

@@ -16,7 +16,8 @@ import torch
 from tests.numerics.kernels.triton_rows_probe import compiled, interpreted
 
 from easyscale.numerics.kernels import gpu, native, portable, primitives
-from easyscale.numerics.kernels.gpu.fused import LONGEST, shape_of
+from easyscale.numerics.kernels.gpu.fused import LONGEST
+from easyscale.numerics.kernels.gpu.rows import magic_of, power, residues, row_shape, row_shape_at_once, tile_shape
 from easyscale.numerics.kernels.reductions import fused
 
 HERE = Path(__file__).parent
@@ -55,14 +56,36 @@ def test_a_kernel_is_compiled_to_the_operations_that_are_written(check: str) -> 
     assert not _complaints("compiled")[check]
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 31, 768, 1024, 1025, 50_257, LONGEST])
+@pytest.mark.parametrize("n", [1, 2, 3, 31, 768, 1024, 1025, 4608, 50_257, LONGEST])
 def test_lanes_and_levels_make_up_the_padded_row(n: int) -> None:
-    for rows in (1, 3, 4096):
-        block, lanes, levels, warps = shape_of(n, rows)
-        assert lanes << levels == 1 << (n - 1).bit_length()
-        assert levels <= 7
-        assert block >= 1
-        assert warps in (1, 2, 4, 8)
+    for count in (1, 3, 4096):
+        for shape, block in (row_shape(n, count, 8), row_shape(n, count, 4), row_shape_at_once(n, count)):
+            span = shape["LANES"] << shape["LEVELS"]
+            assert span * shape["CHUNKS"] == power(n)
+            assert span * (shape["VALID"] - 1) < n <= span * shape["VALID"]
+            assert 1 <= block <= power(count)
+            assert shape["num_warps"] in (1, 2, 4, 8, 16)
+
+
+@pytest.mark.parametrize("across", [False, True])
+@pytest.mark.parametrize(("outputs", "length"), [(1, 2**26), (64, 200_704), (768, 3072), (30_522, 4096), (3, 70_000)])
+def test_tiles_and_residues_make_up_the_padded_sum(outputs: int, length: int, across: bool) -> None:
+    for busy in (1, 132, 264):
+        left = residues(outputs, power(length), 4, across, busy)
+        shape = tile_shape(length, left, min(32, power(outputs) if across else left))
+        span = shape["ROWS"] * left << shape["LEVELS"]
+        assert span * shape["CHUNKS"] == power(length)
+        assert span * (shape["VALID"] - 1) < length <= span * shape["VALID"]
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 49, 196, 3136, 50_257, 12_345_677, 2**20, 2**31 - 1])
+def test_a_division_is_a_multiplication(divisor: int) -> None:
+    magic, shift = magic_of(divisor)
+    for near in (0, divisor, 3 * divisor, 2**31 - divisor, 2**31 - 1, 2**30):
+        for i in (near - 1, near, near + 1):
+            if 0 <= i < 2**31:
+                assert (i * magic) >> shift == i // divisor
+                assert i * magic < 2**63
 
 
 def test_rows_that_are_too_long_for_the_kernels_are_composed(monkeypatch: pytest.MonkeyPatch) -> None:

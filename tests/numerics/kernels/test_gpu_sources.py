@@ -109,18 +109,25 @@ def test_the_text_is_the_same_in_every_process() -> None:
 
 
 def _launches() -> Iterator[tuple[str, str, dict[str, str]]]:
-    """File, kernel and options of each launch, `kernel[grid](...)`."""
+    """File, kernel and options of each launch, `kernel[grid](...)` or by `launch` or `Launch`."""
     for file in sorted(FOLDER.glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg}
-                if "num_warps" in options:
-                    yield file.name, ast.unparse(node.func.value), options
+            if not isinstance(node, ast.Call):
+                continue
+            options = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords if keyword.arg}
+            by_triton = isinstance(node.func, ast.Subscript) and "num_warps" in options
+            by_us = (
+                isinstance(node.func, ast.Name) and node.func.id in ("launch", "Launch") and file.name != "launch.py"
+            )
+            if by_triton or by_us:
+                yield file.name, ast.unparse(node.func.value if by_triton else node.args[0]), options
 
 
 def test_only_chains_are_launched_with_fusing_of_multiply_adds() -> None:
     launches = list(_launches())
-    assert {kernel for _, kernel, _ in launches} >= {"rows", "kernel", "kernel(name)", "scales", "cut", "join", *FUSING}
+    slices = {"cut_rows", "cut_tiles", "find_most", "multiply", "join"}
+    slices |= {"find_plane_most", "convolve", "convolve_weights"}
+    assert {kernel for _, kernel, _ in launches} >= {"kernel", "kernel(name)", "finish", *slices, *FUSING}
     for file, kernel, options in launches:
         fuses = options.get("enable_fp_fusion", "True") != "False"
         assert fuses == (kernel in FUSING), f"{file}: {kernel}"

@@ -98,6 +98,31 @@ def test_scatter_reduce(dtype: torch.dtype, reduce: str, include_self: bool) -> 
     assert torch.equal(made, wanted)
 
 
+@pytest.mark.parametrize("reduce", ["amax", "amin"])
+def test_of_two_zeros_the_first_stays(reduce: str) -> None:
+    destination, source = torch.tensor([0.0, -0.0, -0.0, -1.0]), torch.tensor([-0.0, 0.0, -0.0, -0.0, 0.0, torch.nan])
+    index = torch.tensor([0, 1, 2, 3, 3, 0])
+    made = indexing.scatter_reduce_in_order(destination, 0, index, source, reduce)
+    wanted = destination.scatter_reduce(0, index, source, reduce)
+    assert same(made[1:], wanted[1:])
+    assert made[0].isnan()
+
+
+def test_values_that_lie_in_the_tensor_itself_are_read_before_it_is_changed() -> None:
+    into, at = make(6, 7), positions(6, 6)
+    wanted = into.index_put((at,), into.clone(), accumulate=True)
+    indexing.index_put_impl_(into, [at], into, True)
+    assert same(into, wanted)
+
+
+def test_rows_of_another_shape_or_dtype_are_refused() -> None:
+    for source in (make(4, 2), make(3, 3), make(4, 3).double()):
+        with pytest.raises(RuntimeError, match="cannot add"):
+            ordered.add_rows(make(5, 3), positions(4, 5), source)
+    with pytest.raises(RuntimeError, match="an index of shape"):
+        indexing.scatter_in_order(make(2, 3), 0, positions(20, 2).view(4, 5), make(4, 5), torch.add)
+
+
 @pytest.mark.filterwarnings("ignore:The reduce argument")
 def test_scatter_with_a_reduction() -> None:
     destination, source, index = make(20, 30), make(50, 30, seed=2), positions(1500, 20).view(50, 30)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from d2_slices import digits, exponent_of, largest, one_output, rounded
+from d2_slices import product as by_slices
 from easyscale.core.errors import UnsupportedError
 from easyscale.numerics.kernels import native, portable, primitives, products
 
@@ -20,23 +22,6 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1.1754942e-38, 3.4e38, -3.4e38, 
 
 
 # ------------------------------------------------------------------------------------------------ references
-
-
-def rounded(value: Fraction) -> float:
-    """The nearest fp32 to a fraction, ties to even, subnormals and overflow included."""
-    if value == 0:
-        return 0.0
-    size, sign = abs(value), -1.0 if value < 0 else 1.0
-    exponent = math.floor(math.log2(size.numerator) - math.log2(size.denominator))
-    while size >= Fraction(2) ** (exponent + 1):
-        exponent += 1
-    while size < Fraction(2) ** exponent:
-        exponent -= 1
-    unit = Fraction(2) ** (max(exponent, -126) - 23)
-    whole = round(size / unit)  # Python rounds halves to even
-    if whole * unit >= Fraction(2) ** 128:
-        return sign * INF
-    return sign * float(whole * unit)
 
 
 def fused(a: float, b: float, c: float) -> float:
@@ -54,29 +39,6 @@ def chain(a: list[float], b: list[float]) -> float:
     for x, y in zip(a, b, strict=True):
         acc = fused(x, y, acc)
     return acc
-
-
-def by_slices(a: list[float], b: list[float], slices: int) -> float:
-    """One output by exact integer slices."""
-
-    def cut(values: list[float]) -> tuple[list[list[int]], int]:
-        exponent = math.frexp(max(map(abs, values)))[1]
-        parts = []
-        for value in values:
-            whole, digits = round(Fraction(value) * Fraction(2) ** (8 * slices - 2 - exponent)), []
-            for _ in range(slices - 1):
-                digits.append((whole + 128) % 256 - 128)
-                whole = (whole - digits[-1]) // 256
-            parts.append([whole, *reversed(digits)])
-        return parts, exponent
-
-    if not any(a) or not any(b):
-        return 0.0
-    (qa, ea), (qb, eb) = cut(a), cut(b)
-    acc = 0.0
-    for group in reversed(range(slices)):
-        acc = acc / 256 + sum(x[i] * y[group - i] for x, y in zip(qa, qb, strict=True) for i in range(group + 1))
-    return rounded(Fraction(acc) * Fraction(2) ** (ea + eb - 12))
 
 
 def bits(value: float | Tensor) -> list[int]:
@@ -202,22 +164,73 @@ def test_several_products_at_once_have_the_bits_of_each_alone() -> None:
 # ------------------------------------------------------------------------------------------------ slices
 
 
-@pytest.mark.parametrize("slices", [3, 4, 5])
-def test_slices_are_exact_sums_joined_in_fp64(implementation: str, slices: int) -> None:
+# Around the values at which a row gets another exponent, and ties of the rounding to whole numbers.
+EDGES = [
+    127 / 128, 127 / 128 - 2**-24, 127 / 128 + 2**-24, 1.0, 0.5, 127 / 256, 0.4980468, 3.4e38, 1.1754944e-38, 1e-45,
+    1.17549e-38, -127 / 128, -0.9999999, 2**-126 * 127 / 128,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 4])
+def test_slices_are_one_exact_sum_rounded_at_the_end(implementation: str, slices: int) -> None:
     a, b = values(4, 13, spread=3), values(13, 6, seed=1, spread=3)
     a[2] = 0.0
     b[:, 1] *= 1e-30
     a[3] *= 1e-20
-    out = primitives.sliced_product(a, b, slices)
-    expected = [bits(by_slices(row, col, slices))[0] for row in a.tolist() for col in b.t().tolist()]
-    assert bits(out) == expected
+    assert bits(primitives.sliced_product(a, b, slices)) == bits(by_slices(a, b, slices))
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3, 4])
+def test_a_row_is_scaled_by_the_power_of_two_that_its_largest_value_asks_for(implementation: str, slices: int) -> None:
+    edges = torch.tensor(EDGES)
+    a = torch.stack([edges, edges * torch.linspace(-1, 1, len(EDGES)), 1e-3 * edges], 1)
+    b = torch.stack([edges, edges / 3, edges.flip(0)], 1).t().contiguous()
+    assert bits(primitives.sliced_product(a, b, slices)) == bits(by_slices(a, b, slices))
+    # where the bound is one of plain powers of two, as it was before, these come out otherwise
+    assert exponent_of(127 / 128) == 1
+    assert exponent_of(127 / 128 - 2**-24) == 0
+
+
+def test_values_halfway_between_two_whole_numbers_go_to_the_even_one(implementation: str) -> None:
+    """With three slices and e = 0 a step is 2^-23: halves of it, next to a value that makes it so."""
+    halves = [0.75] + [sign * (n + 0.5) * 2.0**-23 for n in range(6) for sign in (1, -1)]
+    a = torch.tensor([halves])
+    for n in range(1, len(halves)):
+        b = torch.zeros(len(halves), 1)
+        b[n] = 0.75
+        assert bits(primitives.sliced_product(a, b, 3)) == bits(by_slices(a, b, 3))
+        assert digits(halves[n], 0, 3)[2] % 2 == 0
+
+
+def test_the_sum_is_rounded_to_fp64_before_fp32(implementation: str) -> None:
+    """70,000 products of 62 bits: the sum has more bits than an fp64."""
+    picks = torch.Generator().manual_seed(3)
+    a, b = torch.rand((1, 70_000), generator=picks), torch.rand((70_000, 1), generator=picks)
+    a[0, 0] = b[0, 0] = 0.99
+    assert bits(primitives.sliced_product(a, b, 4)) == bits(by_slices(a, b, 4))
+
+
+def test_a_pair_of_slices_that_is_left_out_is_seen() -> None:
+    a, b = values(6, 40), values(40, 6, seed=1)
+    for slices in (3, 4):
+        whole = primitives.sliced_product(a, b, slices)
+        assert torch.equal(whole, by_slices(a, b, slices))
+        for pair in [(i, j) for i in range(slices) for j in range(slices - i)]:
+            assert not torch.equal(whole, by_slices(a, b, slices, [pair]))
+
+
+def test_sums_stay_below_63_bits() -> None:
+    """The largest digits there can be, over the most steps that the rule allows."""
+    most = [127, 128, 128, 128]
+    total = sum(most[i] * most[j] * 256 ** (3 - i - j) for i in range(4) for j in range(4 - i))
+    assert total * products.SLICED_MOST < 2**63
 
 
 def test_rows_with_infinities_are_chains_and_leave_the_others_alone(implementation: str) -> None:
     a, b = values(5, 20), values(20, 6, seed=1)
-    clean = primitives.sliced_product(a, b, 5)
+    clean = primitives.sliced_product(a, b, 4)
     a[1, 3], b[7, 2], b[8, 4] = INF, NAN, -INF
-    out = primitives.sliced_product(a, b, 5)
+    out = primitives.sliced_product(a, b, 4)
     chained = primitives.product(a[None], b[None])[0]
     touched = torch.zeros(5, 6, dtype=torch.bool)
     touched[1] = touched[:, 2] = touched[:, 4] = True
@@ -225,14 +238,43 @@ def test_rows_with_infinities_are_chains_and_leave_the_others_alone(implementati
     assert torch.equal(out[~touched], clean[~touched])
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 300, 17), (64, 129, 70), (3, 0, 4)])
+def _bits_of(scales: list[float]) -> Tensor:
+    return torch.tensor(scales).view(torch.int32)
+
+
+def test_rows_and_columns_may_be_scaled_by_given_values(implementation: str) -> None:
+    """As convolutions do. What is not finite is NaN then."""
+    a, b = values(4, 13), values(13, 5, seed=1)
+    tops = [largest(row) * factor for row, factor in zip(a.tolist(), (1, 3, 100, 1e9), strict=True)]
+    sides = [largest(column) * 7 for column in b.t().tolist()]
+    for most_a, most_b in ((tops, sides), (tops, None), (None, sides)):
+        known_a = most_a or [largest(row) for row in a.tolist()]
+        known_b = most_b or [largest(column) for column in b.t().tolist()]
+        given = [None if x is None else _bits_of(x) for x in (most_a, most_b)]
+        expected = [
+            one_output(row, column, 4, x, y)
+            for row, x in zip(a.tolist(), known_a, strict=True)
+            for column, y in zip(b.t().tolist(), known_b, strict=True)
+        ]
+        assert bits(primitives.sliced_product(a, b, 4, *given)) == bits(torch.tensor(expected))
+    clean = primitives.sliced_product(a, b, 4, _bits_of(tops), None)
+    tops[2], b[4, 0] = INF, -INF
+    out = primitives.sliced_product(a, b, 4, _bits_of(tops), None)
+    lost = torch.zeros(4, 5, dtype=torch.bool)
+    lost[2] = lost[:, 0] = True
+    assert out[lost].isnan().all()
+    assert torch.equal(out[~lost], clean[~lost])
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (33, 300, 17), (64, 129, 70), (3, 0, 4), (0, 5, 3), (3, 5, 0)])
 def test_slices_have_the_same_bits_in_both_implementations(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     a, b = values(m, k, spread=3), values(k, n, seed=1, spread=3)
-    expected = bits(portable.sliced_product(a, b, 5))
-    with by("native"):
-        assert bits(primitives.sliced_product(a, b, 5)) == expected
-        assert bits(primitives.sliced_product(a.t().contiguous().t(), b.t().contiguous().t(), 5)) == expected
+    for slices in (1, 2, 3, 4):
+        expected = bits(portable.sliced_product(a, b, slices))
+        with by("native"):
+            assert bits(primitives.sliced_product(a, b, slices)) == expected
+            assert bits(primitives.sliced_product(a.t().contiguous().t(), b.t().contiguous().t(), slices)) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -251,21 +293,33 @@ def test_three_slices_are_enough_for_short_types_and_two_are_not(dtype: torch.dt
 
 
 def test_the_form_depends_on_shape_and_dtype_alone() -> None:
+    side, steps, most = products.SLICED_SIDE, products.SLICED_STEPS, products.SLICED_MOST
     assert products.slices_of(4096, 4096, 4096, torch.float32) == products.SLICES
     assert products.slices_of(4096, 4096, 4096, torch.bfloat16) == products.SLICES_HALF
-    assert products.slices_of(4096, 4096, products.DEEP + 1, torch.float32) == products.SLICES_DEEP
-    assert products.slices_of(1024, 1024, 1024, torch.float32) == 0
-    assert products.slices_of(2**20, 255, 4096, torch.float32) == 0
-    assert products.slices_of(512, 512, products.SLICED_DEPTH, torch.float32) == 0
+    assert products.slices_of(4096, 4096, 4096, torch.float16) == products.SLICES_HALF
+    assert products.slices_of(1024, 1024, 1536, torch.float32) == products.SLICES
+    assert products.slices_of(1024, 1024, 1535, torch.float32) == 0, "too little work"
+    for m, n in ((2**20, side), (side, 2**20)):
+        assert products.slices_of(m, n, 4096, torch.float32) == products.SLICES
+    for m, n in ((2**20, side - 1), (side - 1, 2**20)):
+        assert products.slices_of(m, n, 4096, torch.float32) == 0
+    assert products.slices_of(2**14, 2**14, steps, torch.float32) == products.SLICES
+    assert products.slices_of(2**14, 2**14, steps - 1, torch.float32) == 0
+    assert products.slices_of(512, 512, most - 1, torch.float32) == products.SLICES
+    assert products.slices_of(512, 512, most, torch.float32) == 0
 
 
 def test_large_products_are_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "SLICED_FROM", 1)
     monkeypatch.setattr(products, "SLICED_SIDE", 8)
+    monkeypatch.setattr(products, "SLICED_STEPS", 24)
     a, b = values(2, 16, 24), values(2, 24, 8, seed=1)
     expected = torch.stack([primitives.sliced_product(a[i], b[i], products.SLICES) for i in range(2)])
     assert torch.equal(products.bmm(a, b), expected)
     assert torch.equal(products.mm(a[0], b[0]), expected[0])
+    short = products.mm(a[0].bfloat16(), b[0].bfloat16())
+    assert torch.equal(short, primitives.sliced_product(a[0].bfloat16(), b[0].bfloat16(), 3).bfloat16())
+    assert not torch.equal(products.mm(a[0, :, 1:], b[0, 1:]), primitives.sliced_product(a[0, :, 1:], b[0, 1:], 4))
 
 
 # ------------------------------------------------------------------------------------------------ forms

@@ -227,6 +227,12 @@ def test_fused_dropout_has_the_bits_of_dropout_on_cpus(dtype: torch.dtype, p: fl
     assert torch.equal(randomness.native_dropout_backward(grad, mask, 1 / (1 - p)), grad * noise)
 
 
+def test_the_derivative_of_dropping_everything_is_zero() -> None:
+    """torch then hands over a scale of 0."""
+    _, mask = randomness.native_dropout(torch.ones(5), 1.0, True)
+    assert not randomness.native_dropout_backward(torch.ones(5), mask, 0.0).any()
+
+
 def test_multinomial_follows_the_weights() -> None:
     weights = torch.tensor([0.0, 1.0, 3.0, 0.0, 4.0])
     torch.manual_seed(12)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from d2_rows import assert_same, special
 from easyscale.numerics.kernels import gpu, portable
 from easyscale.numerics.kernels.formulas import FORMULAS
-from easyscale.numerics.kernels.gpu import elementwise, products, slices
+from easyscale.numerics.kernels.gpu import elementwise, products
 
 Checks = dict[str, Callable[[], None]]
 CAPABILITIES = (80, 90)
@@ -101,37 +101,6 @@ def _tiles() -> None:
         assert_same(products.product(a, b, tile=tile, block=64), wanted)
 
 
-def _slices(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(0)
-    for m, n, k, count in [
-        (1, 1, 1, 5),
-        (40, 24, 64, 5),
-        (33, 70, 100, 3),
-        (5, 130, 17, 4),
-        (0, 3, 4, 5),
-        (3, 4, 0, 5),
-    ]:
-        a = torch.randn(m, k, generator=generator) * torch.exp(torch.randn(m, k, generator=generator) * 8)
-        a, b = a.to(dtype), torch.randn(k, n, generator=generator).to(dtype)
-        if m > 1 and k > 3:
-            a[1], a[0, 2], a[:, 1] = 0, 1e-44, -0.0
-        wanted = portable.sliced_product(a, b, count)
-        assert_same(gpu.sliced_product(a, b, count), wanted)
-        assert_same(gpu.sliced_product(a.t().contiguous().t(), b.t().contiguous().t(), count), wanted)
-
-
-def _slices_of_what_is_not_finite() -> None:
-    a, b = whole_numbers(40, 20), whole_numbers(20, 50, seed=1)
-    a[3, 4], b[1, 9] = math.inf, math.nan
-    assert_same(gpu.sliced_product(a, b, 5), portable.sliced_product(a, b, 5))
-
-
-def _panels() -> None:
-    slices.TOTALS_BYTES = 2**12
-    a, b = torch.randn(550, 24), torch.randn(24, 24)
-    assert_same(gpu.sliced_product(a, b, 5), portable.sliced_product(a, b, 5))
-
-
 def interpreted() -> Checks:
     checks: Checks = {f"formula {name}": lambda name=name: _formula(name) for name in FORMULAS}
     checks["layouts"] = _layouts
@@ -139,8 +108,7 @@ def interpreted() -> Checks:
         checks[f"sums of {dtype}"] = lambda dtype=dtype: _sums(dtype)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         checks[f"chains of {dtype}"] = lambda dtype=dtype: _chains(dtype)
-        checks[f"slices of {dtype}"] = lambda dtype=dtype: _slices(dtype)
-    return checks | {"tiles": _tiles, "not finite": _slices_of_what_is_not_finite, "panels": _panels}
+    return checks | {"tiles": _tiles}
 
 
 # ------------------------------------------------------------------------------------------------ compiled
@@ -152,15 +120,25 @@ _FUSED = re.compile(r"fma\.rn\.f32\s+(%\w+), (%\w+), (%\w+), (%\w+);")
 _WRITTEN = {"mul": "mul.rn.f64", "div": "div.rn.f64", "sqrt": "sqrt.rn.f64"}
 
 
-def ptx(kernel: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], **options: Any) -> str:
-    """The PTX of a kernel; arguments that are neither pointers nor constants are whole numbers."""
+def build(
+    kernel: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], aligned: tuple[str, ...] = (),
+    **options: Any,
+) -> Any:  # fmt: skip
+    """A compiled kernel. Arguments that are neither pointers nor constants are whole numbers; those that are `aligned`
+    are multiples of 16."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     names = {name: pointers.get(name, "constexpr" if name in constants else "i32") for name in kernel.arg_names}
-    source = ASTSource(kernel, names, constants, {})
-    return str(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["ptx"])
+    known = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in aligned}
+    source = ASTSource(kernel, names, constants, known)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def ptx(kernel: Any, capability: int, pointers: dict[str, str], constants: dict[str, Any], **options: Any) -> str:
+    """The PTX of a kernel."""
+    return str(build(kernel, capability, pointers, constants, **options).asm["ptx"])
 
 
 def formula_ptx(name: str, capability: int, dtype: str = "fp32", fuse: bool = False) -> str:
@@ -247,39 +225,18 @@ def _chains_compiled(tile: products.Tile) -> None:
 def _sums_compiled() -> None:
     from easyscale.numerics.kernels.gpu.rows_kernels import fold, rows
 
+    plain = {"SQUARE": False, "DIVIDE": False, "ROOT": False, "CHUNKS": 8, "VALID": 6, "LEVELS": 2, "FLAT": False}
     for capability in CAPABILITIES:
-        for kernel, pads in ((rows, {}), (fold, {"WIDE": True})):
+        tile = {"ROWS": 32, "COLUMNS": 32, "ACROSS": False, "PIECE": True, "WIDE": True}
+        for kernel, shape in ((rows, {"OUTPUTS": 2, "LANES": 64}), (fold, tile), (fold, tile | {"ACROSS": True})):
             for dtype in ("fp32", "bf16", "fp64", "u8"):
-                constants = {"OUTPUTS": 2, "LANES": 64, "FOLD": 16, "FLAT": False, **pads}
-                text = ptx(
-                    kernel,
-                    capability,
-                    {"x": f"*{dtype}", "out": "*fp64"},
-                    constants,
-                    num_warps=2,
-                    enable_fp_fusion=False,
-                )
+                pointers = {"x": f"*{dtype}", "out": "*fp64", "size": "i64", "magic": "i64"}
+                text = ptx(kernel, capability, pointers, plain | shape, num_warps=2, enable_fp_fusion=False)
                 assert set(_FLOATING.findall(text)) == {"add.rn.f64"}
-
-
-def _slices_compiled() -> None:
-    from easyscale.numerics.kernels.gpu.slices_kernels import cut, join, repair, scales
-
-    cases: list[tuple[Any, dict[str, str], dict[str, Any], set[str]]] = [
-        (scales, {"v": "*fp32", "exponent": "*i32", "bad": "*i8"}, {"ROWS": 4, "DEPTH": 512}, set()),
-        (cut, {"v": "*fp32", "exponent": "*i32", "bad": "*i8", "out": "*i8"},
-         {"SLICES": 5, "REVERSED": True, "ROWS": 4, "DEPTH": 512},
-         {"add.rn.f64", "mul.rn.f64"}),
-        (join, {"totals": "*i32", "exponent_a": "*i32", "exponent_b": "*i32", "out": "*fp32"},
-         {"SLICES": 5, "ROWS": 16, "COLUMNS": 128}, {"mul.rn.f64", "add.rn.f64"}),
-    ]  # fmt: skip
-    for capability in CAPABILITIES:
-        for kernel, pointers, constants, allowed in cases:
-            text = ptx(kernel, capability, pointers, constants, num_warps=4, enable_fp_fusion=False)
-            assert set(_FLOATING.findall(text)) == allowed
-        pointers = {"a": "*fp32", "b": "*fp32", "bad_a": "*i8", "bad_b": "*i8", "out": "*fp32"}
-        text = ptx(repair, capability, pointers, {"ROWS": 64, "COLUMNS": 64, "DEPTH": 16}, num_warps=4, num_stages=1)
-        assert set(_FLOATING.findall(text)) == {"fma.rn.f32"}
+                finished = {"SQUARE": True, "DIVIDE": True, "ROOT": True}
+                text = ptx(kernel, capability, pointers, plain | shape | finished, num_warps=2, enable_fp_fusion=False)
+                found = set(_FLOATING.findall(text))
+                assert found == {"add.rn.f64", "mul.rn.f64", "div.rn.f64", "sqrt.rn.f64"}
 
 
 def compiled() -> Checks:
@@ -288,7 +245,6 @@ def compiled() -> Checks:
         checks[f"chains by {tile.rows} x {tile.columns}"] = lambda tile=tile: _chains_compiled(tile)
     return checks | {
         "dtypes": _dtypes_compiled, "fusion is seen": _fusion_is_seen, "sums": _sums_compiled,
-        "slices": _slices_compiled,
     }  # fmt: skip
 
 

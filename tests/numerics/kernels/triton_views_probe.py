@@ -101,9 +101,9 @@ def _compiled(tile: Tile) -> None:
     }  # fmt: skip
     for capability in CAPABILITIES:
         for dtype in ("fp32", "bf16"):
+            pointers = {"a": f"*{dtype}", "b": f"*{dtype}", "table": "*i32", "out": "*fp32"}
             text = ptx(
-                chain_over_view, capability, {"a": f"*{dtype}", "b": f"*{dtype}", "out": "*fp32"}, constants,
-                num_warps=tile.warps, num_stages=tile.stages,
+                chain_over_view, capability, pointers, constants, num_warps=tile.warps, num_stages=tile.stages
             )  # fmt: skip
             found = Counter(_FLOATING.findall(text))
             assert set(found) <= {"fma.rn.f32", "add.f32"}, set(found)

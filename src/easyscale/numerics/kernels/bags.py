@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels import primitives
+from easyscale.numerics.kernels.ordered import add_rows
 from easyscale.numerics.kernels.registry import form
 from easyscale.numerics.kernels.stock import stock
 
@@ -26,6 +27,18 @@ def bag_of_each(indices: Tensor, offsets: Tensor, include_last_offset: bool) -> 
     bags = offsets.shape[0] - (1 if include_last_offset else 0)
     numbers = torch.arange(indices.shape[0], device=indices.device, dtype=offsets.dtype)
     return torch.searchsorted(offsets[:bags].contiguous(), numbers, right=True) - 1, bags
+
+
+def _summed(count: int, place: Tensor, rows: Tensor, left_out: int | None) -> Tensor:
+    """`index_add` of rows to `count` rows of zeros, without those whose place is `left_out`."""
+    shape = (count, rows.shape[1])
+    if rows.device.type != "cpu":
+        result = torch.zeros(shape, dtype=rows.dtype, device=rows.device)
+        return add_rows(result, place, rows, once=True, left_out=left_out)
+    if left_out is None:
+        return torch.zeros(shape, dtype=rows.dtype).index_add(0, place, rows)
+    result = torch.zeros((count + 1, shape[1]), dtype=rows.dtype)  # a row more for what is left out
+    return result.index_add(0, torch.where(place == left_out, count, place), rows)[:count]
 
 
 def _form_of_forward(
@@ -44,15 +57,13 @@ def _form_of_forward(
     if padding_idx >= 0:
         kept = indices != padding_idx
         counted = kept.to(bag.dtype)
-    # A bag more for what is left out.
     place = bag if padding_idx < 0 else torch.where(kept, bag, bags)
-    output = torch.zeros((bags + 1, weight.shape[1]), dtype=weight.dtype, device=weight.device)
-    output = output.index_add(0, place, rows)[:bags]
+    output = _summed(bags, place, rows, bags if padding_idx >= 0 else None)
     sizes = torch.zeros(bags, dtype=bag.dtype, device=bag.device).index_add(0, bag, counted)
     if mode == MEAN:
         output = output / sizes.clamp(min=1).to(weight.dtype)[:, None]
     sizes = sizes.to(indices.dtype)
-    return output.contiguous(), bag.to(indices.dtype), sizes, torch.zeros_like(sizes)
+    return output, bag.to(indices.dtype), sizes, torch.zeros_like(sizes)
 
 
 for _name in ("_embedding_bag", "_embedding_bag_forward_only"):
@@ -64,10 +75,9 @@ def embedding_bag_dense_backward(
     grad: Tensor, indices: Tensor, offset2bag: Tensor, bag_size: Tensor, maximum_indices: Tensor, num_weights: int,
     scale_grad_by_freq: bool, mode: int, per_sample_weights: Tensor | None, padding_idx: int = -1,
 ) -> Tensor:  # fmt: skip
-    width = grad.shape[1]
     if mode == MAX:
         filled = bag_size > 0
-        result = torch.zeros((num_weights + 1, width), dtype=grad.dtype, device=grad.device)
+        result = torch.zeros((num_weights + 1, grad.shape[1]), dtype=grad.dtype, device=grad.device)
         place = torch.where(filled[:, None], maximum_indices, num_weights)
         return torch.scatter_add(result, 0, place.long(), grad)[:num_weights].contiguous()
     if mode == MEAN:
@@ -77,9 +87,7 @@ def embedding_bag_dense_backward(
         rows = rows * per_sample_weights[:, None]
     if scale_grad_by_freq:
         rows = rows / torch.bincount(indices, minlength=num_weights)[indices].to(rows.dtype)[:, None]
-    place = indices if padding_idx < 0 else torch.where(indices == padding_idx, num_weights, indices)
-    result = torch.zeros((num_weights + 1, width), dtype=grad.dtype, device=grad.device)
-    return result.index_add(0, place, rows)[:num_weights].contiguous()
+    return _summed(num_weights, indices, rows, padding_idx if padding_idx >= 0 else None)
 
 
 @form("_embedding_bag_per_sample_weights_backward")

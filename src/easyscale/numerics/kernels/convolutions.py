@@ -1,7 +1,7 @@
 """D2 forms of convolution, in one to three dimensions, transposed and grouped, and of its gradients.
 
-All are products (`products.multiply`) of a matrix of weights with a matrix of columns, so that only the order of k is
-left to be defined:
+All are products of a matrix of weights with a matrix of columns: FMA chains (`products.chains`), or, where they are
+large enough, exact slices (`sliced_convolutions`). Only the order of k is left to be defined:
 
     forward      k over (channel of the group, taps), taps in row-major order; a tap that lies in the padding takes
                  part with +0. A bias is added after, in fp32.
@@ -12,26 +12,30 @@ left to be defined:
     bias         the fp64 tree over (image, output positions).
 
 The forward of a transposed convolution is the input gradient of the convolution that it transposes, and the other way
-round. Which form of product is used depends on the shape of the whole product, (channels out of a group, images times
-positions, k), as for any other product.
+round. Which form is used depends on dtype and on the shape of the whole product, (channels out of a group, images times
+positions, k).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product as pairs
 from math import gcd
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels import primitives
-from easyscale.numerics.kernels.products import chains, check_dtype, multiply, reads_views, slices_of, view_chains
+from easyscale.numerics.kernels import primitives, products, sliced_convolutions
+from easyscale.numerics.kernels.products import chains, check_dtype, reads_views, view_chains
 from easyscale.numerics.kernels.registry import form
+from easyscale.numerics.kernels.sliced_convolutions import Correlation, slices_of
 
-# Positions of one image below which all images are joined to one wide product: speed only.
-_NARROW = 256
+# Positions of one image below which all images are joined to one wide product: speed only. The other number holds for
+# kernels of one tap on a GPU, where joining needs a copy or a gathering.
+_NARROW, _NARROW_MATRIX = 256, 32
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -44,6 +48,10 @@ class Window:
     stride: tuple[int, ...]
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
+
+    def over(self, positions: Sequence[int]) -> Correlation:
+        """This window over so many positions, as slices have it."""
+        return Correlation(self.kernel, self.padding, tuple(positions), self.stride, self.dilation)
 
     def reach(self) -> list[int]:
         """Input elements from the first tap to the last."""
@@ -76,11 +84,11 @@ def _correlate(weight: Tensor, seen: Tensor, groups: int, dims: int) -> Tensor:
     images, positions = seen.shape[0], seen.shape[2 + dims :]
     out, depth = weight.shape[1:]
     spots = positions.numel()
-    if slices_of(out, images * spots, depth, weight.dtype):
-        whole = multiply(weight, _by_group(seen, groups, dims))
-        return whole.view(groups * out, images, *positions).movedim(1, 0)
-    # Kernels of one tap on a CPU: the view is a matrix for each image already, and so are the results.
-    ready = seen.device.type == "cpu" and spots >= _NARROW and seen.shape[2 : 2 + dims].numel() == 1
+    # Kernels of one tap: the view is a matrix for each image already, and so are the results.
+    matrices = seen.shape[2 : 2 + dims].numel() == 1
+    if matrices and groups == 1 and spots >= _NARROW_MATRIX and _direct(seen.device):
+        return chains(weight.expand(images, -1, -1), seen.reshape(images, depth, spots)).view(images, out, *positions)
+    ready = matrices and seen.device.type == "cpu" and spots >= _NARROW
     if (reads_views(seen.device) and not ready) or (spots < _NARROW and images > 1):
         view = seen.unflatten(1, (groups, -1)).movedim((1, 0), (0, 2 + dims))
         return view_chains(weight, view, 1 + dims).view(groups * out, images, *positions).movedim(1, 0)
@@ -89,10 +97,9 @@ def _correlate(weight: Tensor, seen: Tensor, groups: int, dims: int) -> Tensor:
     return chains(repeated, matrix).view(images, groups * out, *positions)
 
 
-def _by_group(seen: Tensor, groups: int, dims: int) -> Tensor:
-    """[groups, k, images * positions] of a view by `columns`."""
-    depth = seen.shape[1] // groups * seen.shape[2 : 2 + dims].numel()
-    return seen.movedim(0, 1 + dims).reshape(groups, depth, seen.shape[0] * seen.shape[2 + dims :].numel())
+def _direct(device: torch.device) -> Any:
+    """What computes groups of few channels without products of matrices, where there is such a thing."""
+    return getattr(primitives.implementation(device), "direct_convolutions", None)
 
 
 # ------------------------------------------------------------------------------------------------ the three products
@@ -100,29 +107,52 @@ def _by_group(seen: Tensor, groups: int, dims: int) -> Tensor:
 
 def forward(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     """fp32 [images, channels out, *positions]."""
-    seen = columns(x, window, window.padding, window.padding, window.positions(x.shape[2:]))
+    over = window.over(window.positions(x.shape[2:]))
+    slices = slices_of(x.shape[0], weight.shape[1], weight.shape[0], over, groups, x.dtype)
+    if slices:
+        return sliced_convolutions.forward(x, weight, over, slices)
+    direct = _direct(x.device)
+    if direct and direct.takes(weight.shape[0] // groups, weight.shape[1], over.kernel, products.BLOCK, x, weight):
+        found: Tensor = direct.forward(x, weight, over, groups)
+        return found
+    seen = columns(x, window, window.padding, window.padding, over.size)
     return _correlate(weight.reshape(groups, weight.shape[0] // groups, -1), seen, groups, len(window.kernel))
 
 
-def weight_gradient(grad: Tensor, x: Tensor, window: Window, groups: int) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     """fp32 [channels out, channels in of a group, *kernel]."""
     dims = len(window.kernel)
+    over = window.over(grad.shape[2:])
+    slices = slices_of(x.shape[0], weight.shape[1], weight.shape[0], over, groups, x.dtype)
+    if slices:
+        return sliced_convolutions.weight_gradient(grad, x, over, slices)
+    direct = _direct(x.device)
+    if direct and direct.takes_gradient(grad.shape[1] // groups, weight.shape[1], over.kernel, grad, x):
+        found: Tensor = direct.weight_gradient(grad, x, over, groups, products.BLOCK, products.SPAN)
+        return found
     seen = columns(x, window, window.padding, window.padding, grad.shape[2:])
     rows = grad.movedim(0, 1).reshape(groups, grad.shape[1] // groups, grad.shape[0] * grad.shape[2:].numel())
-    shape = grad.shape[1], x.shape[1] // groups, *window.kernel
-    count = seen.shape[1] // groups * seen.shape[2 : 2 + dims].numel()
-    if reads_views(seen.device) and not slices_of(rows.shape[1], count, rows.shape[2], grad.dtype):
+    if direct and groups == 1 and weight.shape[2:].numel() == 1:
+        matrix = seen.movedim(1, -1).reshape(1, rows.shape[2], seen.shape[1])  # channels are neighbours
+        return chains(rows, matrix).view(weight.shape)
+    if reads_views(seen.device):
         view = seen.unflatten(1, (groups, -1)).movedim((1, 0), (0, 1)).movedim(
             tuple(range(-dims, 0)), tuple(range(2, 2 + dims))
         )
-        return view_chains(rows, view, 1 + dims).view(shape)
-    return multiply(rows, _by_group(seen, groups, dims).mT).view(shape)
+        return view_chains(rows, view, 1 + dims).view(weight.shape)
+    depth = seen.shape[1] // groups * seen.shape[2 : 2 + dims].numel()
+    matrix = seen.movedim(0, 1 + dims).reshape(groups, depth, seen.shape[0] * grad.shape[2:].numel())
+    return chains(rows, matrix.mT).view(weight.shape)
 
 
 def input_gradient(grad: Tensor, weight: Tensor, window: Window, groups: int, size: Sequence[int]) -> Tensor:
     """fp32 [images, channels in, *size]."""
     dims = len(window.kernel)
     inner = weight.shape[1]
+    direct = _direct(grad.device)
+    if direct and direct.takes(inner, weight.shape[0] // groups, window.kernel, products.BLOCK, grad, weight):
+        found: Tensor = direct.input_gradient(grad, weight, _phases(window, tuple(size)), groups, size)
+        return found
     # [groups, channels out of a group, channels in of a group, *kernel] -> channels in first
     turned = weight.unflatten(0, (groups, weight.shape[0] // groups)).transpose(1, 2)
     if all(s == 1 for s in window.stride):
@@ -159,15 +189,43 @@ class _Phase:
         return cls(first, count, taps, dilation // common, (first + padding - taps[0] * dilation) // stride)
 
 
+@lru_cache(maxsize=4096)
+def _phases(window: Window, size: tuple[int, ...]) -> tuple[tuple[Correlation, tuple[tuple[int, int], ...]], ...]:
+    """All that have elements and taps, each as a correlation; with the first element and the step to the next, and the
+    first tap and the step to the next, of each dimension."""
+    found = []
+    for rests in pairs(*(range(s) for s in window.stride)):
+        phases = [_Phase.of(window, d, rest, size[d]) for d, rest in enumerate(rests)]
+        if not all(phase.count and phase.taps for phase in phases):
+            continue
+        ones = (1,) * len(phases)
+        over = Correlation(
+            tuple(len(p.taps) for p in phases), tuple(-p.start for p in phases), tuple(p.count for p in phases), ones,
+            tuple(p.dilation for p in phases),
+        )  # fmt: skip
+        elements = [(p.first, s) for p, s in zip(phases, window.stride, strict=True)]
+        found.append((over, (*elements, *((p.taps[0], p.taps.step) for p in phases))))
+    return tuple(found)
+
+
 def _phase(grad: Tensor, turned: Tensor, phases: list[_Phase], groups: int) -> Tensor:
     """One dense correlation of the gradient with the taps of a phase."""
     dims = len(phases)
-    for dim, phase in enumerate(phases):
-        if phase.taps != range(turned.shape[3 + dim]):
-            turned = turned.index_select(3 + dim, torch.tensor(list(phase.taps), device=turned.device))
+    sizes = turned.shape[3:]
+    if any(phase.taps != range(size) for phase, size in zip(phases, sizes, strict=True)):  # taps descend
+        chosen = [
+            slice(size - 1 - phase.taps[0], size - phase.taps[-1], -phase.taps.step)
+            for phase, size in zip(phases, sizes, strict=True)
+        ]  # fmt: skip
+        turned = turned.flip(tuple(range(3, 3 + dims)))[:, :, :, *chosen]
     ones = (1,) * dims
     counts = [phase.count for phase in phases]
     window = Window(tuple(len(p.taps) for p in phases), ones, (0,) * dims, tuple(p.dilation for p in phases))
+    starts = tuple(-phase.start for phase in phases)
+    over = Correlation(window.kernel, starts, tuple(counts), ones, window.dilation)
+    slices = slices_of(grad.shape[0], turned.shape[2], turned.shape[1], over, groups, grad.dtype)
+    if slices:
+        return sliced_convolutions.forward(grad, turned[0], over, slices)
     # a negative padding crops
     low = [-phase.start for phase in phases]
     high = [
@@ -270,7 +328,8 @@ def convolution_backward(
         for_input = for_input.to(input.dtype).contiguous(memory_format=layout)
     if output_mask[1]:
         seen_by, over = (input, grad_output) if transposed else (grad_output, input)
-        for_weight = weight_gradient(seen_by, over, window, groups).to(weight.dtype).contiguous(memory_format=layout)
+        for_weight = weight_gradient(seen_by, over, weight, window, groups)
+        for_weight = for_weight.to(weight.dtype).contiguous(memory_format=layout)
     if output_mask[2]:
         dims = (0, *range(2, grad_output.dim()))
         for_bias = primitives.tree_sum(grad_output, dims).view(-1).to(torch.float32).to(weight.dtype)

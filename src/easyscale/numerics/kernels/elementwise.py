@@ -44,10 +44,14 @@ def floating(dtype: torch.dtype) -> torch.dtype:
 
 def common(*operands: Operand) -> torch.dtype:
     """Stock's type promotion of tensors and numbers, among them a tensor."""
+    first = operands[0]
+    if isinstance(first, Tensor):  # the most frequent case: tensors of one dtype
+        for x in operands:
+            if not isinstance(x, Tensor) or x.dtype is not first.dtype:
+                break
+        else:
+            return first.dtype
     tensors = [x for x in operands if isinstance(x, Tensor)]
-    dtype = tensors[0].dtype
-    if len(tensors) == len(operands) and all(x.dtype is dtype for x in tensors):
-        return dtype
     if len(operands) == 2:
         return torch.result_type(operands[0], operands[1])
     with_dimensions = [x for x in tensors if x.dim()] or tensors

@@ -1,13 +1,21 @@
-"""Operators of one rounding or none that still differ between stock kernels: in zeros, reciprocals, NaN.
+"""Operators of one rounding or none that still differ between stock kernels: in zeros, reciprocals, NaN, short types.
 
 Rules made here:
     maximum, minimum, fmax, fmin, clamp with tensors, amax, amin, max, min, aminmax
                         a zero result is +0 (stock: +0 or -0 by the instruction set where both meet)
     relu, clamp with numbers, hardtanh
                         an element inside the bounds is returned as it is, -0 too (stock on CPUs; CUDA makes it +0)
-    div, floor_divide   a true division also by a number (stock on CPUs; CUDA multiplies by the reciprocal)
+    threshold and its backward
+                        bf16 and fp16 are compared in fp32 (stock on CPUs; CUDA rounds the threshold to the dtype)
+    hardtanh_backward, hardshrink_backward, softshrink_backward
+                        +0 where the input is NaN (stock on CPUs: that or the gradient, by the place in a vector)
+    mul, div            a number, or a tensor without dimensions, beside bf16 and fp16 is taken in fp32 (stock on CPUs;
+                        CUDA rounds such a tensor to the dtype), and a division by it is one (CUDA: by the reciprocal)
+    floor_divide        one sequence of operations (stock on CPUs; CUDA does without some roundings of bf16 and fp16)
     fmod, remainder     exact (stock on CUDA and plain CPUs; with SIMD, fmod of far magnitudes is NaN)
     softshrink          NaN stays NaN (stock on CPUs: NaN or 0 by the place in a vector)
+    equal               NaN equals nothing (older stock on CPUs: a tensor equals itself, unread)
+    isin with a number  by `==` (stock on CUDA hands on a kind of number that Python's kernels cannot take)
     arange, linspace, logspace, round to decimals
                         in fp64, rounded once
 
@@ -16,13 +24,14 @@ Relies on `stock` for the kernels underneath.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels.elementwise import common, floating
 from easyscale.numerics.kernels.primitives import evaluate
 from easyscale.numerics.kernels.registry import FORMS, form
 from easyscale.numerics.kernels.stock import stock
@@ -102,14 +111,41 @@ def _least(dtype: torch.dtype) -> Number:
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps if dtype.is_floating_point else 1
 
 
+_threshold, _threshold_, _threshold_backward = (
+    stock(name) for name in ("threshold", "threshold_", "threshold_backward")
+)
+
+
 @form("relu", devices=("cuda",))
 def relu(self: Tensor) -> Tensor:
-    return torch.threshold(self, -_least(self.dtype), 0)
+    return _threshold(self, -_least(self.dtype), 0)  # type: ignore[no-any-return]
 
 
 @form("relu_", devices=("cuda",))
 def relu_(self: Tensor) -> Tensor:
-    return torch.threshold_(self, -_least(self.dtype), 0)
+    return _threshold_(self, -_least(self.dtype), 0)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache(maxsize=256)
+def _fits(number: Number, dtype: torch.dtype) -> bool:
+    """Whether comparing with the number in fp32 and in the dtype is the same."""
+    single = ctypes.c_float(number).value
+    return dtype not in _HALVES or torch.tensor(single, device="cpu").to(dtype).item() == single
+
+
+@form("threshold", devices=("cuda",))
+def threshold(self: Tensor, threshold: Number, value: Number) -> Tensor:
+    if _fits(threshold, self.dtype):
+        return _threshold(self, threshold, value)  # type: ignore[no-any-return]
+    return torch.where(self.float() <= threshold, torch.full((), value, dtype=self.dtype, device=self.device), self)
+
+
+@form("threshold_backward", devices=("cuda",))
+def threshold_backward(grad_output: Tensor, self: Tensor, threshold: Number) -> Tensor:
+    dtype = common(grad_output, self)
+    if _fits(threshold, dtype):
+        return _threshold_backward(grad_output, self, threshold)  # type: ignore[no-any-return]
+    return torch.where(self.to(dtype).float() <= threshold, 0, grad_output.to(dtype))
 
 
 _clamp = stock("clamp")
@@ -150,51 +186,146 @@ def hardtanh(self: Tensor, min_val: Number = -1, max_val: Number = 1) -> Tensor:
     return clamp(self, min_val, max_val)
 
 
-# ------------------------------------------------------------------------------------------- division
+# ------------------------------------------------------------------------------------------- gradients inside bounds
 
 
-def _number(value: Tensor | Number) -> Number | None:
-    """A number that is not on the device: Python's (the dispatcher unwraps them so), or a scalar on the CPU."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.item() if value.device.type == "cpu" and not value.dim() else None
+@form("hardtanh_backward")
+def hardtanh_backward(grad_output: Tensor, self: Tensor, min_val: Number, max_val: Number) -> Tensor:
+    dtype = common(grad_output, self)
+    bounds = [float(x) if dtype is torch.float64 else ctypes.c_float(x).value for x in (min_val, max_val)]
+    return evaluate("hardtanh_backward", (grad_output, self), bounds, dtype=dtype)
 
 
-def by_number(
-    kernel: Callable[..., Tensor], self: Tensor, other: Tensor | Number, *, true: bool, **options: Any
-) -> Tensor:
-    """Divide by a number: as stock on CPUs, in fp32 for bf16 and fp16, rounded once."""
-    dtype = torch.result_type(self, other)
-    if true and not dtype.is_floating_point:
-        dtype = torch.get_default_dtype()
+@functools.lru_cache(maxsize=256)
+def _rounded(number: Number, dtype: torch.dtype) -> float:
+    """To the dtype; to bf16 and fp16 by way of fp32."""
+    return torch.tensor(number, dtype=torch.float32 if dtype in _HALVES else dtype, device="cpu").to(dtype).item()
+
+
+def _shrink_backward(name: str) -> None:
+    @form(name)
+    def backward(gradient: Tensor, self: Tensor, lambd: Number) -> Tensor:
+        dtype = common(gradient, self)
+        return evaluate("shrink_backward", (gradient, self), (_rounded(lambd, dtype),), dtype=dtype)
+
+
+_shrink_backward("hardshrink_backward")
+_shrink_backward("softshrink_backward")
+
+
+# ------------------------------------------------------------------------------------------- products and division
+
+
+def _beside(x: Tensor, other: Tensor) -> bool:
+    """Whether a tensor without dimensions counts as a number beside bf16 or fp16."""
+    return not other.dim() and x.dtype in _HALVES and x.dim() > 0 and other.dtype in (torch.float32, torch.float64)
+
+
+_mul, _mul_ = stock("mul.Tensor"), stock("mul_.Tensor")
+
+
+def _constant(number: Number | complex, dtype: torch.dtype) -> Tensor:
+    """On the CPU: kernels take the value from there when they are launched."""
+    if not number or isinstance(number, complex):
+        return torch.tensor(number, dtype=dtype, device="cpu")  # -0 is not +0
+    return _kept_constant(number, dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _kept_constant(number: Number, dtype: torch.dtype) -> Tensor:
+    return torch.tensor(number, dtype=dtype, device="cpu")
+
+
+def _factor(number: Number, dtype: torch.dtype) -> Tensor:
+    """A number that a tensor of the dtype is multiplied by."""
+    whole = torch.int64 if dtype is not torch.bool else dtype
     inside = torch.float32 if dtype in _HALVES else dtype
-    number = other.item() if isinstance(other, Tensor) else other
-    divisor = torch.full((), number, dtype=inside, device=self.device)
-    return kernel(self.to(inside), divisor, **options).to(dtype)
+    return _constant(number, inside if dtype.is_floating_point or dtype.is_complex else whole)
+
+
+@form("mul.Tensor", devices=("cuda",))
+def mul(self: Tensor | Number, other: Tensor | Number) -> Tensor:
+    if not isinstance(self, Tensor):
+        self, other = other, self
+    assert isinstance(self, Tensor)
+    if isinstance(other, Tensor):
+        if _beside(self, other):
+            return _mul(self.float(), other.float()).to(self.dtype)  # type: ignore[no-any-return]
+        return _mul(self, other)  # type: ignore[no-any-return]
+    dtype = torch.result_type(self, other)
+    return _mul(self.to(dtype), _factor(other, dtype)).to(dtype)  # type: ignore[no-any-return]
+
+
+@form("mul_.Tensor", devices=("cuda",))
+def mul_(self: Tensor, other: Tensor | Number) -> Tensor:
+    if not isinstance(other, Tensor):
+        return _mul_(self, _factor(other, torch.result_type(self, other)))  # type: ignore[no-any-return]
+    if _beside(self, other):
+        return self.copy_(_mul(self.float(), other.float()))
+    return _mul_(self, other)  # type: ignore[no-any-return]
 
 
 _div, _div_mode, _floor_divide = stock("div.Tensor"), stock("div.Tensor_mode"), stock("floor_divide")
 
 
+def _operands(self: Tensor | Number, other: Tensor | Number, *, true: bool) -> tuple[Tensor, Tensor, torch.dtype]:
+    """On one device and of one dtype, as stock has them on CPUs: bf16 and fp16 in fp32 where the divisor is one
+    number, which is then not rounded to the dtype. And the dtype of the result."""
+    device = max((x.device for x in (self, other) if isinstance(x, Tensor)), key=lambda device: device.type != "cpu")
+    dtype = torch.result_type(self, other)
+    dtype = floating(dtype) if true else dtype
+    single = not isinstance(other, Tensor) or other.numel() == 1
+    inside = torch.float32 if single and dtype in _HALVES else dtype
+    return _placed(self, dtype, device).to(inside), _placed(other, inside, device), dtype
+
+
+def _placed(x: Tensor | Number, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if isinstance(x, Tensor) and (x.device == device or x.dim()):
+        return x.to(dtype)
+    return torch.full((), x.item() if isinstance(x, Tensor) else x, dtype=dtype, device=device)
+
+
 @form("div.Tensor", devices=("cuda",))
-def div(self: Tensor, other: Tensor | Number) -> Tensor:
-    if _number(other) is not None:
-        return by_number(_div, self, other, true=True)
-    return _div(self, other)  # type: ignore[no-any-return]
+def div(self: Tensor | Number, other: Tensor | Number) -> Tensor:
+    if isinstance(self, Tensor) and isinstance(other, Tensor) and self.dim() and other.dim():
+        return _div(self, other)  # type: ignore[no-any-return]
+    first, second, dtype = _operands(self, other, true=True)
+    return _div(first, second).to(dtype)  # type: ignore[no-any-return]
 
 
-@form("div.Tensor_mode", devices=("cuda",))
-def div_mode(self: Tensor, other: Tensor | Number, *, rounding_mode: str | None) -> Tensor:
-    if _number(other) is not None:
-        return by_number(_div_mode, self, other, true=rounding_mode is None, rounding_mode=rounding_mode)
-    return _div_mode(self, other, rounding_mode=rounding_mode)  # type: ignore[no-any-return]
+@form("div.Tensor_mode")
+def div_mode(self: Tensor | Number, other: Tensor | Number, *, rounding_mode: str | None) -> Tensor:
+    if rounding_mode not in (None, "trunc", "floor"):
+        raise RuntimeError(  # stock's words
+            f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
+        )
+    first, second, dtype = _operands(self, other, true=rounding_mode is None)
+    if rounding_mode is None:
+        return _div(first, second).to(dtype)  # type: ignore[no-any-return]
+    if not dtype.is_floating_point:
+        return _div_mode(first, second, rounding_mode=rounding_mode)  # type: ignore[no-any-return]
+    made = _div(first, second).trunc() if rounding_mode == "trunc" else divided_down(first, second)
+    return made.to(dtype)
 
 
-@form("floor_divide", devices=("cuda",))
-def floor_divide(self: Tensor, other: Tensor | Number) -> Tensor:
-    if _number(other) is not None:
-        return by_number(_floor_divide, self, other, true=False)
-    return _floor_divide(self, other)  # type: ignore[no-any-return]
+@form("floor_divide")
+def floor_divide(self: Tensor | Number, other: Tensor | Number) -> Tensor:
+    first, second, dtype = _operands(self, other, true=False)
+    if not dtype.is_floating_point:
+        return _floor_divide(first, second)  # type: ignore[no-any-return]
+    return divided_down(first, second).to(dtype)
+
+
+def divided_down(a: Tensor, b: Tensor) -> Tensor:
+    """The whole number below a / b, by way of the remainder, each operation rounded to the dtype."""
+    rest = torch.fmod(a, b)
+    quotient = _div(a - rest, b)
+    quotient = torch.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
+    whole = quotient.floor()
+    whole = torch.where(quotient - whole > 0.5, whole + 1, whole)
+    plain = _div(a, b)
+    whole = torch.where(quotient == 0, torch.copysign(torch.zeros_like(plain), plain), whole)
+    return torch.where(b == 0, plain, whole)
 
 
 def _exactly(name: str) -> None:
@@ -227,6 +358,29 @@ def remainder_of_number(self: Number, other: Tensor) -> Tensor:
 def softshrink(self: Tensor, lambd: Number = 0.5) -> Tensor:
     inside = (self * 0).abs_()  # +0, and NaN of a NaN
     return torch.where(self > lambd, self - lambd, torch.where(self < -lambd, self + lambd, inside))
+
+
+# ------------------------------------------------------------------------------------------- comparing
+
+_equal = stock("equal")
+
+
+@form("equal", devices=("cpu",))
+def equal(self: Tensor, other: Tensor) -> bool:
+    if self.is_floating_point() and self.data_ptr() == other.data_ptr() and self.shape == other.shape:
+        return bool((self == other).all())  # stock did not look at the elements before torch 2.13
+    return _equal(self, other)  # type: ignore[no-any-return]
+
+
+@form("isin.Tensor_Scalar")
+def isin_number(elements: Tensor, test_element: Number, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    return elements != test_element if invert else elements == test_element
+
+
+@form("isin.Scalar_Tensor")
+def number_isin(element: Number, test_elements: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    found = (test_elements == element).any()
+    return ~found if invert else found
 
 
 # ------------------------------------------------------------------------------------------- progressions

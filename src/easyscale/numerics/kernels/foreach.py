@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels import updates
 from easyscale.numerics.kernels.elementwise import UNARY
 from easyscale.numerics.kernels.registry import form
 
@@ -145,8 +146,14 @@ def _adam(decoupled: bool) -> Callable[..., None]:
         if ready is None or not self:
             return
         steps = torch.stack([step.reshape(()) for step in state_steps]).tolist()  # one wait for the device, not many
-        for i, (param, grad, number) in enumerate(zip(self, ready, steps, strict=True)):
-            grad = -grad if maximize else grad
+        places = list(range(len(self)))
+        if not amsgrad and not maximize:
+            places = updates.adam(
+                self, ready, exp_avgs, exp_avg_sqs, steps, lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay,
+                eps=eps, decoupled=decoupled,
+            )  # fmt: skip
+        for i in places:
+            param, grad, number = self[i], -ready[i] if maximize else ready[i], steps[i]
             if weight_decay != 0:
                 if decoupled:
                     param.mul_(1 - lr * weight_decay)
@@ -177,8 +184,14 @@ def fused_sgd(
     ready = unscaled(grads, grad_scale, found_inf)
     if ready is None:
         return
-    for i, (param, grad) in enumerate(zip(self, ready, strict=True)):
-        grad = -grad if maximize else grad
+    places = list(range(len(self)))
+    if not maximize and not (is_first_step and momentum != 0):
+        places = updates.sgd(
+            self, ready, momentum_buffer_list, lr=float(lr), weight_decay=weight_decay, momentum=momentum,
+            dampening=dampening, nesterov=nesterov,
+        )  # fmt: skip
+    for i in places:
+        param, grad = self[i], -ready[i] if maximize else ready[i]
         if weight_decay != 0:
             grad = grad.add(param, alpha=weight_decay)
         if momentum != 0:

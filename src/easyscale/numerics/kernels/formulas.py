@@ -2,7 +2,8 @@
 
 A formula takes `tensors` elements and `scalars` numbers, all as fp64, and gives an fp64; whoever evaluates it rounds
 once to the dtype of the output (to bf16 and fp16 by way of fp32). Names are those of the aten operators where there is
-one. `emit_c`, `emit_triton` and `portable.elementwise` are made from this table. Standard library only.
+one; where there is NAME_single too, that is evaluated for outputs other than fp64 (`SINGLE`). `emit_c`, `emit_triton`
+and `portable.elementwise` are made from this table. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 
 from easyscale.numerics.kernels import formula_functions as fn
 from easyscale.numerics.kernels import formula_powers as powers
+from easyscale.numerics.kernels import formula_singles as singles
 from easyscale.numerics.kernels.tracing import Formula, Value, traced, where
 
 FORMULAS: dict[str, Formula] = {}
@@ -36,6 +38,8 @@ for _function in (
     fn.exp, fn.expm1, fn.exp2, fn.log, fn.log1p, fn.log2, fn.log10, fn.tanh, fn.sigmoid, fn.erf, fn.erfc, fn.erfinv,
     fn.sin, fn.cos, fn.tan, fn.asin, fn.acos, fn.atan, fn.sinh, fn.cosh, fn.asinh, fn.acosh, fn.atanh,
 ):  # fmt: skip
+    formula(1)(_function)
+for _function in (singles.exp_single, singles.tanh_single, singles.sigmoid_single):
     formula(1)(_function)
 formula(2)(fn.atan2)
 formula(2, name="pow")(powers.power)
@@ -149,6 +153,17 @@ def _normal(x: Value) -> tuple[Value, Value]:
 
 
 @formula(1)
+def silu_single(x: Value) -> Value:
+    return x / (1.0 + singles.exp_single(-x))
+
+
+@formula(2)
+def silu_backward_single(grad: Value, x: Value) -> Value:
+    s = singles.sigmoid_single(x)
+    return grad * (s * (1.0 + x * (1.0 - s)))
+
+
+@formula(1)
 def gelu(x: Value) -> Value:
     return x * _normal(x)[0]
 
@@ -156,6 +171,17 @@ def gelu(x: Value) -> Value:
 @formula(2)
 def gelu_backward(grad: Value, x: Value) -> Value:
     below, density = _normal(x)
+    return grad * (below + x * (density * RSQRT_2PI))
+
+
+@formula(1)
+def gelu_single(x: Value) -> Value:
+    return x * singles.normal_single(x)[0]
+
+
+@formula(2)
+def gelu_backward_single(grad: Value, x: Value) -> Value:
+    below, density = singles.normal_single(x)
     return grad * (below + x * (density * RSQRT_2PI))
 
 
@@ -177,6 +203,21 @@ def gelu_tanh_backward(grad: Value, x: Value) -> Value:
     s, rest = where(u < 0.0, far, near), where(u < 0.0, near, far)
     slope = (2.0 * SQRT_2_OVER_PI) * (1.0 + (3.0 * CUBIC) * (x * x))
     return grad * (s + x * (s * rest) * slope)
+
+
+@formula(1)
+def gelu_tanh_single(x: Value) -> Value:
+    return x / (1.0 + singles.exp_single(-_gelu_angle(x)))
+
+
+@formula(2)
+def gelu_tanh_backward_single(grad: Value, x: Value) -> Value:
+    u = _gelu_angle(x)
+    e = singles.exp_single(-abs(u))
+    near = 1.0 / (1.0 + e)
+    far = e * near
+    slope = (2.0 * SQRT_2_OVER_PI) * (1.0 + (3.0 * CUBIC) * (x * x))
+    return grad * (where(u < 0.0, far, near) + x * (near * far) * slope)
 
 
 @formula(1, 2)
@@ -257,6 +298,16 @@ def hardswish_backward(grad: Value, x: Value) -> Value:
     return where(x <= -3.0, 0.0, where(x < 3.0, grad * (x / 3.0 + 0.5), grad))
 
 
+@formula(2, 2)
+def hardtanh_backward(grad: Value, x: Value, low: Value, high: Value) -> Value:
+    return where((x > low) & (x < high), grad, 0.0)
+
+
+@formula(2, 1)
+def shrink_backward(grad: Value, x: Value, bound: Value) -> Value:
+    return where((x < -bound) | (x > bound), grad, 0.0)
+
+
 @formula(2)
 def glu(x: Value, gate: Value) -> Value:
     return x / (1.0 + fn.exp(-gate))
@@ -283,3 +334,7 @@ def logit_backward(grad: Value, x: Value, low: Value, high: Value, outside: Valu
 def special_entr(x: Value) -> Value:
     inside = where(x > 0.0, -x * fn.log(x), -fn.INF)
     return where(x.is_nan(), x, where(x.equals(0.0), 0.0, inside))
+
+
+# What is evaluated in the place of a formula where the result is fp32, bf16 or fp16.
+SINGLE = {name.removesuffix("_single"): name for name in FORMULAS if name.endswith("_single")}

@@ -7,14 +7,20 @@ sum is in fp32 from beginning to end and rounded once. Embedding bags are in `ba
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels import bags  # noqa: F401  fills the table
-from easyscale.numerics.kernels.ordered import Operation, add_elements, add_rows, places_along
+from easyscale.numerics.kernels import (
+    bags,  # noqa: F401  fills the table
+    gpu,
+    primitives,
+)
+from easyscale.numerics.kernels.gpu import windows as gpu_windows
+from easyscale.numerics.kernels.ordered import Operation, add_along, add_elements, add_rows, larger, smaller
 from easyscale.numerics.kernels.registry import form
 from easyscale.numerics.kernels.stock import stock
 
@@ -30,22 +36,18 @@ _index_add = stock("index_add")
 def index_add(self: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Number = 1) -> Tensor:
     """alpha * source is rounded before it is added; stock fuses the two on some CPUs."""
     scaled = source if alpha == 1 else source * alpha
+    if self.device.type != "cpu":
+        return index_add_in_order(self, dim, index, scaled)
     if self.dtype in _HALVES:
         return index_add(self.float(), dim, index, scaled.float()).to(self.dtype)
-    if self.device.type == "cpu":
-        return _index_add(self, dim, index, scaled)  # type: ignore[no-any-return]
-    return index_add_in_order(self, dim, index, scaled)
+    return _index_add(self, dim, index, scaled)  # type: ignore[no-any-return]
 
 
 def index_add_in_order(self: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    if not self.dim():
-        return add_elements(self, torch.zeros_like(index), source)
-    dim %= self.dim()
-    result = self.transpose(0, dim).contiguous() if dim else self.clone(memory_format=torch.contiguous_format)
-    if result.data_ptr() == self.data_ptr():
-        result = result.clone()
-    add_rows(result, index.reshape(-1).long(), source.transpose(0, dim) if source.dim() else source.reshape(1))
-    return result.transpose(0, dim).contiguous()
+    result = self.clone(memory_format=torch.contiguous_format)
+    into, rows = (result, source) if self.dim() else (result.view(1), source.reshape(-1))
+    add_rows(into, index, rows if rows.dim() else rows.view(1), dim=dim % into.dim(), once=True)
+    return result
 
 
 # ------------------------------------------------------------------------------------------- embedding
@@ -70,13 +72,9 @@ def embedding_dense_backward(
 
 
 def embedding_backward_in_order(grad_output: Tensor, indices: Tensor, num_weights: int, padding_idx: int) -> Tensor:
-    places = indices.reshape(-1).long()
-    rows = grad_output.reshape(places.numel(), grad_output.shape[-1])
-    # What belongs to the padding goes to a row more, which is dropped: no waiting for a count.
-    result = torch.zeros((num_weights + 1, rows.shape[1]), dtype=rows.dtype, device=rows.device)
-    if padding_idx >= 0:
-        places = torch.where(places == padding_idx, num_weights, places)
-    return add_rows(result, places, rows)[:num_weights].contiguous()
+    rows = grad_output.reshape(indices.numel(), grad_output.shape[-1])
+    result = torch.zeros((num_weights, rows.shape[1]), dtype=rows.dtype, device=rows.device)
+    return add_rows(result, indices, rows, left_out=padding_idx if padding_idx >= 0 else None)
 
 
 # ------------------------------------------------------------------------------------------- index_put, put
@@ -97,17 +95,23 @@ def index_put_impl_(
 ) -> Tensor:
     if not accumulate:
         return _index_put(self, indices, values, accumulate, unsafe)  # type: ignore[no-any-return]
+    if self.is_contiguous() and values.untyped_storage().data_ptr() != self.untyped_storage().data_ptr():
+        return _put_in_order(self, indices, values)
     return self.copy_(index_put_in_order(self, indices, values))
 
 
 def index_put_in_order(self: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
     """self with values added at the indices, in the order of the values' positions."""
+    return _put_in_order(self.clone(memory_format=torch.contiguous_format), indices, values)
+
+
+def _put_in_order(self: Tensor, indices: Sequence[Tensor | None], values: Tensor) -> Tensor:
     values = values.to(self.device)
     first = indices[0] if indices else None
-    if len([index for index in indices if index is not None]) == 1 and first is not None and first.dtype is torch.int64:
+    whole = first is not None and first.dtype in (torch.int64, torch.int32)
+    if whole and first is not None and all(index is None for index in indices[1:]):
         rows = values.expand(*first.shape, *self.shape[1:]).reshape(first.numel(), *self.shape[1:])
-        places = torch.where(first < 0, first + self.shape[0], first).reshape(-1)
-        return add_rows(self.contiguous().clone(), places, rows)
+        return add_rows(self, first.to(self.device), rows, from_end=True)
     places = _place_of(self, indices)
     return add_elements(self, places, values.expand(places.shape))
 
@@ -119,26 +123,31 @@ _put = stock("put_")
 def put_(self: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     if not accumulate:
         return _put(self, index, source, accumulate)  # type: ignore[no-any-return]
-    places = torch.where(index < 0, index + self.numel(), index)
-    return self.copy_(add_elements(self, places, source))
+    result = self.clone(memory_format=torch.contiguous_format)
+    return self.copy_(add_elements(result, index, source, from_end=True))
 
 
 # ------------------------------------------------------------------------------------------- scatter
 
 
 def scatter_in_order(self: Tensor, dim: int, index: Tensor, source: Tensor, operation: Operation) -> Tensor:
+    """bf16 and fp16 are added up in fp32."""
+    result = self.clone(memory_format=torch.contiguous_format)
     if not index.numel():
-        return self.clone()
-    if not self.dim():
-        return add_elements(self, torch.zeros_like(index), source.reshape(-1)[: index.numel()], operation)
-    dim %= self.dim()
-    index = index.reshape(index.shape or (1,))
-    used = source.reshape(source.shape or (1,))[tuple(slice(size) for size in index.shape)]
-    return add_elements(self, places_along(self.shape, dim, index), used, operation)
+        return result
+    into, index, source = (x if x.dim() else x.view(1) for x in (result, index, source))
+    used = source[tuple(slice(size) for size in index.shape)]
+    others = [axis for axis in range(into.dim()) if axis != dim % into.dim()]
+    if used.shape != index.shape or any(index.shape[axis] > into.shape[axis] for axis in others):
+        raise RuntimeError(
+            f"an index of shape {tuple(index.shape)} for {tuple(self.shape)} and a source of {tuple(source.shape)}"
+        )
+    add_along(into, dim % into.dim(), index, used, operation, once=True)
+    return result
 
 
 _OPERATIONS: dict[str, Operation] = {
-    "sum": torch.add, "mean": torch.add, "prod": torch.mul, "amax": torch.maximum, "amin": torch.minimum,
+    "sum": torch.add, "mean": torch.add, "prod": torch.mul, "amax": larger, "amin": smaller,
     "add": torch.add, "multiply": torch.mul,
 }  # fmt: skip
 _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
@@ -148,20 +157,20 @@ _scatter_add, _scatter_by, _scatter_reduce = stock("scatter_add"), stock("scatte
 
 @form("scatter_add")
 def scatter_add(self: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor:
+    if self.device.type != "cpu":
+        return scatter_in_order(self, dim, index, src, torch.add)
     if self.dtype in _HALVES:
         return scatter_add(self.float(), dim, index, src.float()).to(self.dtype)
-    if self.device.type == "cpu":
-        return _scatter_add(self, dim, index, src)  # type: ignore[no-any-return]
-    return scatter_in_order(self, dim, index, src, torch.add)
+    return _scatter_add(self, dim, index, src)  # type: ignore[no-any-return]
 
 
 @form("scatter.reduce")
 def scatter_by(self: Tensor, dim: int, index: Tensor, src: Tensor, *, reduce: str) -> Tensor:
+    if self.device.type != "cpu":
+        return scatter_in_order(self, dim, index, src, _OPERATIONS[reduce])
     if self.dtype in _HALVES:
         return scatter_by(self.float(), dim, index, src.float(), reduce=reduce).to(self.dtype)
-    if self.device.type == "cpu":
-        return _scatter_by(self, dim, index, src, reduce=reduce)  # type: ignore[no-any-return]
-    return scatter_in_order(self, dim, index, src, _OPERATIONS[reduce])
+    return _scatter_by(self, dim, index, src, reduce=reduce)  # type: ignore[no-any-return]
 
 
 @form("scatter.value_reduce")
@@ -208,7 +217,7 @@ def bincount(self: Tensor, weights: Tensor | None = None, minlength: int = 0) ->
         return _bincount(self, weights, minlength)  # type: ignore[no-any-return]
     length = max(int(self.max()) + 1 if self.numel() else 0, minlength)
     dtype = torch.float32 if weights.dtype is torch.float32 else torch.float64
-    return add_elements(torch.zeros(length, dtype=dtype, device=self.device), self.long(), weights.to(dtype))
+    return add_elements(torch.zeros(length, dtype=dtype, device=self.device), self, weights.to(dtype))
 
 
 # ------------------------------------------------------------------------------------------- overlapping windows
@@ -255,28 +264,43 @@ def unfold_backward(grad_in: Tensor, input_sizes: list[int], dim: int, size: int
 # ------------------------------------------------------------------------------------------- padding
 
 
-def _sources(size: int, before: int, after: int, reflect: bool, device: torch.device) -> Tensor:
+@functools.lru_cache(maxsize=1024)
+def _sources(size: int, before: int, after: int, reflect: bool) -> tuple[int, ...]:
     """Which element of a dimension each element of the padded one was copied from."""
-    places = torch.arange(-before, size + after, device=device)
+    places = range(-before, size + after)
     if reflect:
-        places = places.abs()
-        return torch.where(places >= size, 2 * (size - 1) - places, places)
-    return torch.where(places < 0, 0, torch.where(places >= size, size - 1, places))
+        return tuple(2 * (size - 1) - abs(place) if abs(place) >= size else abs(place) for place in places)
+    return tuple(min(max(place, 0), size - 1) for place in places)
+
+
+@functools.lru_cache(maxsize=1024)
+def _copies(sources: tuple[int, ...], size: int) -> tuple[tuple[int, ...], ...]:
+    """The other way round: the elements of the padded dimension that are copies of each."""
+    found: list[list[int]] = [[] for _ in range(size)]
+    for place, source in enumerate(sources):
+        found[source].append(place)
+    return tuple(map(tuple, found))
 
 
 def pad_backward(grad_output: Tensor, self: Tensor, padding: Sequence[int], *, reflect: bool) -> Tensor:
     """Gradients are added in row-major order of the padded elements."""
     dims = len(padding) // 2
     inner = self.shape[-dims:]
+    pairs = [padding[2 * axis : 2 * axis + 2] for axis in reversed(range(dims))]
+    sources = [_sources(size, *pair, reflect) for size, pair in zip(inner, pairs, strict=True)]
+    if primitives.implementation(self.device) is gpu and grad_output.is_floating_point():
+        rows = [_copies(each, size) for each, size in zip(sources, inner, strict=True)]
+        return gpu_windows.window_sum(
+            grad_output, rows, chosen=None, each=None, whole=None, layout=torch.contiguous_format, stepwise=True
+        )
     places: Tensor | int = 0
-    for axis in range(dims):
-        before, after = padding[2 * (dims - 1 - axis)], padding[2 * (dims - 1 - axis) + 1]
-        source = _sources(inner[axis], before, after, reflect, self.device).view(-1, *[1] * (dims - 1 - axis))
+    for axis, each in enumerate(sources):
+        source = torch.tensor(each, device=self.device).view(-1, *[1] * (dims - 1 - axis))
         places = places * inner[axis] + source
     assert isinstance(places, Tensor)
-    columns = grad_output.reshape(-1, places.numel()).t().contiguous()
-    result = torch.zeros((math.prod(inner), columns.shape[1]), dtype=grad_output.dtype, device=self.device)
-    return add_rows(result, places.reshape(-1), columns).t().reshape(self.shape)
+    columns = grad_output.reshape(-1, places.numel())
+    result = torch.zeros((columns.shape[0], math.prod(inner)), dtype=grad_output.dtype, device=self.device)
+    return add_rows(result, places, columns, dim=1).view(self.shape)
 
 
 def _padding(name: str, reflect: bool) -> None:

@@ -2,8 +2,10 @@
 
 Below autograd and autocast, the kernels of the CPU and CUDA keys are replaced: stock formulas of derivatives then call
 our backward forms, and nothing of the user's code changes. An operator that has neither a form nor a place in the list
-of safe stock operators gets a kernel that refuses it by name. Stock paths that would go round these kernels (oneDNN,
-cuDNN, fused attention, TF32) are switched off; `correct` finds out if a script has switched them on again.
+of safe stock operators gets a kernel that refuses it by name. Recurrent layers are replaced above autograd: stock takes
+them apart differently on CPUs and CUDA. Autocast gets one policy for all devices. Stock paths that would go round these
+kernels (oneDNN, cuDNN, fused attention, TF32) are switched off; `correct` finds out if a script has switched them on
+again.
 """
 
 from __future__ import annotations
@@ -15,15 +17,16 @@ from typing import Any
 
 import torch
 
-from easyscale.numerics.kernels import primitives, safe
+from easyscale.numerics.kernels import autocast, primitives, safe, updates
 from easyscale.numerics.kernels.catalogue import FORMS
 from easyscale.numerics.kernels.native import library
+from easyscale.numerics.kernels.recurrent import COMPOSITES
 from easyscale.numerics.kernels.refusal import refusing_kernel
 from easyscale.numerics.kernels.registry import DeviceKind, Form
 from easyscale.numerics.kernels.switches import SWITCHES
 
 # Counts up whenever a definition changes its bits: part of a D2 job's record.
-DEFINITION = 1
+DEFINITION = 2
 
 _KEYS: dict[DeviceKind, str] = {"cpu": "CPU", "cuda": "CUDA"}
 # Tensors of other layouts have keys, and kernels, of their own: they are refused where they are made.
@@ -42,10 +45,14 @@ class _Installation:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # older torches say once that there is a newer interface
             self.before = [switch.read() for switch in SWITCHES]
+        self.split: Callable[[], None] = lambda: None  # torch's loops of optimizers as they were
 
     def register(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch says that a kernel is replaced: that is the point
+            for name, function in COMPOSITES.items():
+                self.library.impl(name, function, "CompositeImplicitAutograd")
+            autocast.register(self.library)
             for device, key in _KEYS.items():
                 if device == "cuda" and not torch.cuda.is_available():
                     continue
@@ -57,9 +64,11 @@ class _Installation:
                 for layout, names in _OTHER_LAYOUTS.items():
                     for name in names:
                         self.library.impl(name, refusing_kernel(name), f"{layout}{key}")
+        self.split = updates.join()
 
     def remove(self) -> None:
         self.library._destroy()
+        self.split()
         for switch, value in zip(SWITCHES, self.before, strict=True):
             switch.set(value)
 

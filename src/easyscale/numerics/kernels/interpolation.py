@@ -19,11 +19,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.pooling import like
+from easyscale.numerics.kernels import gpu, primitives
+from easyscale.numerics.kernels.gpu import windows as gpu_windows
 from easyscale.numerics.kernels.registry import form
-from easyscale.numerics.kernels.windows import Ranges, covering, window_sum
+from easyscale.numerics.kernels.windows import Ranges, covering, layout_of, window_sum
 
 Taps = tuple[tuple[tuple[int, float], ...], ...]  # for each output of a dimension: (place, weight) one after the other
+_AT_ONCE = 64  # inputs of an output, up to which one kernel takes all dimensions; sums over one are then computed anew
 _NAMES = {1: "linear1d", 2: "bilinear2d", 3: "trilinear3d"}
 
 
@@ -57,14 +59,15 @@ def _nearest(dims: int, exact: bool) -> None:
     @form(name)
     def upsample(self: Tensor, output_size: list[int], *factors: float | None, **named: float | None) -> Tensor:
         scales = _factors(dims, factors, named)
+        if all(self.shape[2 + axis] == output_size[axis] and scales[axis] in (None, 1.0) for axis in range(dims)):
+            return self.clone()
+        found = [chosen(self.shape[2 + axis], output_size[axis], scales[axis], exact) for axis in range(dims)]
+        if primitives.implementation(self.device) is gpu:
+            return gpu_windows.copied(self, found, layout_of(self))
         result = self
-        for axis in range(dims):
-            size = self.shape[2 + axis]
-            if size == output_size[axis] and scales[axis] in (None, 1.0):
-                continue
-            found = chosen(size, output_size[axis], scales[axis], exact)
-            result = result.index_select(2 + axis, _places(found, self.device))
-        return like(result, self) if result is not self else self.clone()
+        for axis, each in enumerate(found):
+            result = result.index_select(2 + axis, _places(each, self.device))
+        return result.contiguous(memory_format=layout_of(self))
 
     @form(f"{name}_backward")
     def backward(
@@ -76,7 +79,7 @@ def _nearest(dims: int, exact: bool) -> None:
             _chosen_by(chosen(input_size[2 + axis], output_size[axis], scales[axis], exact), input_size[2 + axis])
             for axis in range(dims)
         ]
-        return like(window_sum(grad_output, ranges), grad_output)
+        return window_sum(grad_output, ranges, layout=layout_of(grad_output))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -204,6 +207,8 @@ def _steps(taps: Taps, device: torch.device) -> list[tuple[Tensor, Tensor, Tenso
 
 def by_table(x: Tensor, dim: int, taps: Taps) -> Tensor:
     """fp64 sums along one dimension."""
+    if primitives.implementation(x.device) is gpu:
+        return gpu_windows.along(x, dim, taps)
     shape = (*x.shape[:dim], len(taps), *x.shape[dim + 1 :])
     total = torch.zeros(shape, dtype=torch.float64, device=x.device)
     column = (-1, *[1] * (x.dim() - 1 - dim))
@@ -215,10 +220,19 @@ def by_table(x: Tensor, dim: int, taps: Taps) -> Tensor:
     return total
 
 
-def _finished(total: Tensor, shown: Tensor) -> Tensor:
-    if shown.dtype is torch.uint8:
-        return like(total.round_().clamp_(0.0, 255.0), shown)
-    return like(total.float() if shown.dtype is not torch.float64 else total, shown)
+def by_tables(x: Tensor, tables: Sequence[Taps]) -> Tensor:
+    """Along each of the dimensions behind the channels, the last one first; rounded to the dtype of x."""
+    most = math.prod(max(map(len, taps), default=0) for taps in tables)
+    if primitives.implementation(x.device) is gpu and x.is_floating_point() and most <= _AT_ONCE:
+        return gpu_windows.weighted(x, tables, x.dtype, layout_of(x))
+    result = x
+    for axis in reversed(range(len(tables))):
+        result = by_table(result, 2 + axis, tables[axis])
+    if x.dtype is torch.uint8:
+        result = result.round_().clamp_(0.0, 255.0)
+    elif x.dtype is not torch.float64:
+        result = result.float()
+    return result.to(x.dtype, memory_format=layout_of(x))
 
 
 def _interpolation(name: str, dims: int, table: Callable[[int, int, float | None, bool], Taps]) -> None:
@@ -227,24 +241,17 @@ def _interpolation(name: str, dims: int, table: Callable[[int, int, float | None
         self: Tensor, output_size: list[int], align_corners: bool, *factors: float | None, **named: float | None
     ) -> Tensor:
         scales = _factors(dims, factors, named)
-        result = self
-        for axis in reversed(range(dims)):
-            taps = table(self.shape[2 + axis], output_size[axis], scales[axis], align_corners)
-            result = by_table(result, 2 + axis, taps)
-        return _finished(result, self)
+        sizes = self.shape[2:]
+        return by_tables(self, [table(sizes[i], output_size[i], scales[i], align_corners) for i in range(dims)])
 
     @form(f"{name}_backward")
     def backward(
         grad_output: Tensor, output_size: list[int], input_size: list[int], align_corners: bool,
         *factors: float | None, **named: float | None,
     ) -> Tensor:  # fmt: skip
-        scales = _factors(dims, factors, named)
-        result = grad_output
-        for axis in reversed(range(dims)):
-            size = input_size[2 + axis]
-            taps = table(size, output_size[axis], scales[axis], align_corners)
-            result = by_table(result, 2 + axis, turned(taps, size))
-        return _finished(result, grad_output)
+        scales, sizes = _factors(dims, factors, named), input_size[2:]
+        tables = [table(sizes[i], output_size[i], scales[i], align_corners) for i in range(dims)]
+        return by_tables(grad_output, [turned(taps, size) for taps, size in zip(tables, sizes, strict=True)])
 
 
 for _dims, _name in _NAMES.items():

@@ -21,8 +21,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels import gpu, primitives
+from easyscale.numerics.kernels.gpu import losses as at_once
 from easyscale.numerics.kernels.primitives import evaluate, tree_sum
-from easyscale.numerics.kernels.reductions import number, refuse_complex, rounded
+from easyscale.numerics.kernels.reductions import number, refuse_complex, rounded, summed
 from easyscale.numerics.kernels.registry import form
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -32,8 +34,7 @@ def _reduced(losses: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
     """fp64 losses to the result."""
     if reduction == NONE:
         return rounded(losses, dtype)
-    total = tree_sum(losses, range(losses.dim())).reshape(())
-    return rounded(total / number(losses.numel(), total) if reduction == MEAN else total, dtype)
+    return summed(losses, range(losses.dim()), dtype, losses.numel() if reduction == MEAN else None).reshape(())
 
 
 def _both(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
@@ -165,13 +166,23 @@ def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor,
 # ---------------------------------------------------------------------------------------------- negative log likelihood
 
 
-def _picked(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The targets with the ignored ones set to 0, the fp64 weights of the targets, and which are not ignored."""
+def _check(x: Tensor, target: Tensor, weight: Tensor | None) -> None:
     wanted = [*x.shape[:1], *x.shape[2:]] if x.dim() > 1 else []
     if list(target.shape) != wanted and (x.dim() > 1 or target.numel() != 1):
         raise RuntimeError(f"size mismatch (got input: {list(x.shape)}, target: {list(target.shape)})")
     if weight is not None and weight.numel() != x.shape[min(x.dim() - 1, 1)]:
         raise RuntimeError(f"weight should hold one number for each class, not {weight.numel()}")
+
+
+def _at_once(x: Tensor, target: Tensor) -> bool:
+    """Whether the kernels of `gpu.losses` can do it: rows of classes in fp32, bf16, fp16 or fp64."""
+    if primitives.implementation(x.device) is not gpu or x.dim() != 2 or not x.numel():
+        return False
+    return x.shape[0] <= at_once.MOST and x.is_floating_point() and target.dtype in (torch.int64, torch.uint8)
+
+
+def _picked(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The targets with the ignored ones set to 0, the fp64 weights of the targets, and which are not ignored."""
     valid = target != ignore_index
     chosen = torch.where(valid, target, torch.zeros((), dtype=target.dtype, device=target.device)).long()
     if weight is None:
@@ -189,7 +200,10 @@ def nll_loss_forward(
     self: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
     refuse_complex(self, "a loss")
+    _check(self, target, weight)
     dim = 1 if self.dim() > 1 else 0
+    if reduction != NONE and _at_once(self, target):
+        return at_once.nll_loss(self, target, weight, reduction == MEAN, ignore_index)
     chosen, weights, valid = _picked(self, target, weight, ignore_index)
     zero = torch.zeros((), dtype=torch.float64, device=self.device)
     own = torch.gather(self, dim, chosen.unsqueeze(dim)).squeeze(dim).double()
@@ -207,7 +221,10 @@ def nll_loss_backward(
     total_weight: Tensor,
 ) -> Tensor:  # fmt: skip
     """S(w[target]) is computed again: total_weight has been rounded."""
+    _check(self, target, weight)
     dim = 1 if self.dim() > 1 else 0
+    if _at_once(self, target):
+        return at_once.nll_loss_backward(grad_output, self, target, weight, reduction == MEAN, ignore_index)
     chosen, weights, valid = _picked(self, target, weight, ignore_index)
     g = grad_output.double()
     if reduction == MEAN:

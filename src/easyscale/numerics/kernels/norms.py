@@ -31,6 +31,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels.batches import (
+    affine,
+    batch_backward,
+    batch_forward,
+    batch_norm_at_once,
+    contiguous,
+    is_channels_last,
+    last_format,
+    saved_dtype,
+    update,
+)
 from easyscale.numerics.kernels.primitives import tree_sum
 from easyscale.numerics.kernels.reductions import fused, moments, number, refuse_complex, root_of, rounded
 from easyscale.numerics.kernels.registry import form
@@ -39,35 +50,21 @@ Maybe = Tensor | None
 Three = tuple[Maybe, Maybe, Maybe]
 
 
-def _saved_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype is torch.float64 else torch.float32
-
-
-def _as_dtype(x: Maybe, like: Maybe) -> Maybe:
-    return None if x is None or like is None else rounded(x, like.dtype)
-
-
-def _contiguous(x: Maybe) -> Maybe:
-    return None if x is None else x.contiguous()
-
-
 # ---------------------------------------------------------------------------------------------- rows of values
-
-
-def _affine(x: Tensor, weight: Maybe, bias: Maybe) -> Tensor:
-    x = x if weight is None else x * weight.double()
-    return x if bias is None else x + bias.double()
 
 
 def _rows_forward(
     x: Tensor, weight: Maybe, bias: Maybe, rows: int, groups: int, inner: int, eps: float, centred: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (rounded to fp32 or x's dtype), and mean and rstd in fp64, of a dense x seen as rows.
+    """y, and mean and rstd as they are saved, of a dense x seen as rows.
 
     Value i of row r has weight number (r % groups) * (length / inner) + i / inner."""
+    saved = saved_dtype(x)
     at_once = fused(x.device, x.numel() // rows)
     if at_once is not None and hasattr(at_once, "row_norm"):
-        y, mean, rstd = at_once.row_norm(x, _contiguous(weight), _contiguous(bias), rows, groups, inner, eps, centred)
+        y, mean, rstd = at_once.row_norm(
+            x, contiguous(weight), contiguous(bias), rows, groups, inner, eps, centred, saved
+        )
         return y, mean, rstd
     table = x.reshape(rows, -1)
     wide = table.double()
@@ -81,16 +78,17 @@ def _rows_forward(
     hat = (wide * rstd).reshape(rows // groups, groups, -1, inner)
     shape = (1, groups, -1, 1)
     weight, bias = (None if p is None else p.reshape(shape) for p in (weight, bias))
-    return rounded(_affine(hat, weight, bias).reshape(x.shape), x.dtype), mean.reshape(-1), rstd.reshape(-1)
+    y = rounded(affine(hat, weight, bias).reshape(x.shape), x.dtype)
+    return y, mean.reshape(-1).to(saved), rstd.reshape(-1).to(saved)
 
 
 def _rows_backward(
     g: Tensor, x: Tensor, weight: Maybe, mean: Maybe, rstd: Tensor, groups: int, inner: int
 ) -> Tensor:
-    """dx, rounded to fp32 or x's dtype; mean and rstd are fp64."""
+    """dx of dense tensors."""
     at_once = fused(x.device, x.numel() // rstd.numel())
     if at_once is not None and hasattr(at_once, "row_norm_backward"):
-        return at_once.row_norm_backward(g, x, _contiguous(weight), mean, rstd, groups, inner)  # type: ignore[no-any-return]
+        return at_once.row_norm_backward(g, x, contiguous(weight), mean, rstd, groups, inner)  # type: ignore[no-any-return]
     rows = rstd.numel()
     hat = _hat(x, mean, rstd)
     wide = g.reshape(rows // groups, groups, -1, inner).double()
@@ -101,20 +99,24 @@ def _rows_backward(
     second = hat * (tree_sum(wide * hat, [1]) / size)
     if mean is not None:
         wide = wide - tree_sum(wide, [1]) / size
-    return rounded(((wide - second) * rstd.reshape(-1, 1)).reshape(x.shape), x.dtype)
+    return rounded(((wide - second) * rstd.double().reshape(-1, 1)).reshape(x.shape), x.dtype)
 
 
 def _hat(x: Tensor, mean: Maybe, rstd: Tensor) -> Tensor:
     wide = x.reshape(rstd.numel(), -1).double()
-    return (wide if mean is None else wide - mean.reshape(-1, 1)) * rstd.reshape(-1, 1)
+    return (wide if mean is None else wide - mean.double().reshape(-1, 1)) * rstd.double().reshape(-1, 1)
 
 
-def _row_weights(g: Tensor, x: Tensor, mean: Maybe, rstd: Tensor, shape: Sequence[int]) -> Tensor:
-    """fp64 dw of layer and RMS norm."""
+def _row_weights(
+    g: Tensor, x: Tensor, mean: Maybe, rstd: Tensor, dtype: torch.dtype, pair: bool
+) -> tuple[Tensor, Maybe]:
+    """dw of layer and RMS norm, and with a `pair` db."""
     at_once = fused(x.device)
     if at_once is not None and hasattr(at_once, "row_norm_weights"):
-        return at_once.row_norm_weights(g, x, mean, rstd).reshape(shape)  # type: ignore[no-any-return]
-    return tree_sum(g.reshape(rstd.numel(), -1).double() * _hat(x, mean, rstd), [0]).reshape(shape)
+        return at_once.row_norm_weights(g, x, mean, rstd, dtype, pair)  # type: ignore[no-any-return]
+    rows = g.reshape(rstd.numel(), -1)
+    dw = rounded(tree_sum(rows.double() * _hat(x, mean, rstd), [0])[0], dtype)
+    return dw, rounded(tree_sum(rows, [0])[0], dtype) if pair else None
 
 
 def _checked(x: Tensor, shape: Sequence[int]) -> tuple[int, list[int]]:
@@ -132,12 +134,12 @@ def layer_norm(
     input: Tensor, normalized_shape: Sequence[int], weight: Maybe, bias: Maybe, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, outer = _checked(input, normalized_shape)
-    saved = _saved_dtype(input)
+    saved = saved_dtype(input)
     if not input.numel():
         mean = torch.zeros(outer, dtype=saved, device=input.device)
         return torch.empty_like(input), mean, torch.full_like(mean, torch.nan)
     y, mean, rstd = _rows_forward(input.contiguous(), weight, bias, rows, 1, 1, eps, True)
-    return rounded(y, input.dtype), mean.to(saved).reshape(outer), rstd.to(saved).reshape(outer)
+    return y, mean.view(outer), rstd.view(outer)
 
 
 @form("native_layer_norm_backward")
@@ -145,8 +147,9 @@ def layer_norm_backward(
     grad_out: Tensor, input: Tensor, normalized_shape: Sequence[int], mean: Tensor, rstd: Tensor, weight: Maybe,
     bias: Maybe, output_mask: Sequence[bool],
 ) -> Three:  # fmt: skip
-    centres, scales = mean.double().contiguous(), rstd.double().contiguous()
-    return _layer_norm_backward(grad_out, input, normalized_shape, centres, scales, weight, bias, output_mask)
+    return _layer_norm_backward(
+        grad_out, input, normalized_shape, mean.contiguous(), rstd.contiguous(), weight, bias, output_mask
+    )
 
 
 def _layer_norm_backward(
@@ -158,23 +161,27 @@ def _layer_norm_backward(
         zero = [None if p is None or not mask else torch.zeros_like(p) for p, mask in pairs]
         return torch.zeros_like(x) if wanted[0] else None, zero[0], zero[1]
     g, x = g.contiguous(), x.contiguous()
-    dx = rounded(_rows_backward(g, x, weight, mean, rstd, 1, 1), x.dtype) if wanted[0] else None
-    dw = _as_dtype(_row_weights(g, x, mean, rstd, shape), weight) if wanted[1] and weight is not None else None
-    db = None
-    if wanted[2]:
-        db = rounded(tree_sum(g.reshape(rstd.numel(), -1), [0]).reshape(shape), (x if bias is None else bias).dtype)
-    return dx, dw, db
+    dx = _rows_backward(g, x, weight, mean, rstd, 1, 1) if wanted[0] else None
+    dw = db = None
+    dtype = (x if bias is None else bias).dtype
+    if wanted[1] and weight is not None:
+        pair = bool(wanted[2]) and dtype is weight.dtype
+        dw, db = _row_weights(g, x, mean, rstd, weight.dtype, pair)
+        dw = dw.view(weight.shape)
+    if wanted[2] and db is None:
+        db = rounded(tree_sum(g.view(rstd.numel(), -1), [0])[0], dtype)
+    return dx, dw, None if db is None else db.view(list(shape))
 
 
 @form("_fused_rms_norm")
 def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Maybe, eps: float | None) -> tuple[Tensor, Tensor]:
     rows, outer = _checked(input, normalized_shape)
-    saved = _saved_dtype(input)
+    saved = saved_dtype(input)
     if not input.numel():
         return torch.empty_like(input), torch.full(outer, torch.nan, dtype=saved, device=input.device)
     eps = torch.finfo(saved).eps if eps is None else eps
     y, _, rstd = _rows_forward(input.contiguous(), weight, None, rows, 1, 1, eps, False)
-    return rounded(y, input.dtype), rstd.to(saved).reshape(outer)
+    return y, rstd.view(outer)
 
 
 @form("_fused_rms_norm_backward")
@@ -182,8 +189,8 @@ def rms_norm_backward(
     grad_out: Tensor, input: Tensor, normalized_shape: Sequence[int], rstd: Tensor, weight: Maybe,
     output_mask: Sequence[bool],
 ) -> tuple[Maybe, Maybe]:  # fmt: skip
-    wanted, scales = [*output_mask, False], rstd.double().contiguous()
-    return _layer_norm_backward(grad_out, input, normalized_shape, None, scales, weight, None, wanted)[:2]
+    wanted = [*output_mask, False]
+    return _layer_norm_backward(grad_out, input, normalized_shape, None, rstd.contiguous(), weight, None, wanted)[:2]
 
 
 # ---------------------------------------------------------------------------------------------- group norm
@@ -194,15 +201,14 @@ def group_norm(
     input: Tensor, weight: Maybe, bias: Maybe, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     refuse_complex(input, "a norm")
-    saved = _saved_dtype(input)
+    saved = saved_dtype(input)
     if not input.numel():
         mean = torch.zeros((N, group), dtype=saved, device=input.device)
         return torch.empty_like(input), mean, torch.full_like(mean, torch.nan)
     y, mean, rstd = _rows_forward(input.contiguous(), weight, bias, N * group, group, HxW, eps, True)
-    y = rounded(y, input.dtype)
-    if _is_channels_last(input):
-        y = y.contiguous(memory_format=_last_format(input))
-    return y, mean.to(saved).reshape(N, group), rstd.to(saved).reshape(N, group)
+    if is_channels_last(input):
+        y = y.contiguous(memory_format=last_format(input))
+    return y, mean.view(N, group), rstd.view(N, group)
 
 
 @form("native_group_norm_backward")
@@ -214,71 +220,31 @@ def group_norm_backward(
         empty = torch.zeros(C, dtype=input.dtype, device=input.device)
         return torch.zeros_like(input), empty, torch.zeros_like(empty)
     g, x = grad_out.contiguous(), input.contiguous()
-    means, scales = mean.double().contiguous(), rstd.double().contiguous()
+    means, scales = mean.contiguous(), rstd.contiguous()
     dx = dw = db = None
     if output_mask[0]:
-        dx = rounded(_rows_backward(g, x, weight, means, scales, group, HxW), x.dtype)
-        dx = dx.contiguous(memory_format=_last_format(x)) if _is_channels_last(input) else dx
+        dx = _rows_backward(g, x, weight, means, scales, group, HxW)
+        dx = dx.contiguous(memory_format=last_format(x)) if is_channels_last(input) else dx
     if output_mask[1] or output_mask[2]:
         dtype = x.dtype if weight is None else weight.dtype
-        wide, sums = _group_weights(g, x, means, scales, N, C, HxW)
-        dw = rounded(wide, dtype) if output_mask[1] else None
-        db = rounded(sums, dtype) if output_mask[2] else None
-    return dx, dw, db
+        dw, db = _group_weights(g, x, means, scales, N, C, HxW, dtype)
+    return dx, dw if output_mask[1] else None, db if output_mask[2] else None
 
 
 def _group_weights(
-    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, samples: int, channels: int, pixels: int
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, samples: int, channels: int, pixels: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """fp64 dw and db."""
+    """dw and db."""
     at_once = fused(x.device)
     if at_once is not None and hasattr(at_once, "group_norm_weights"):
-        dw, db = at_once.group_norm_weights(g, x, mean, rstd, samples, channels, pixels)
-        return dw, db
+        return at_once.group_norm_weights(g, x, mean, rstd, samples, channels, pixels, dtype)  # type: ignore[no-any-return]
     shape = (samples, channels, pixels)
     products = g.reshape(shape).double() * _hat(x, mean, rstd).reshape(shape)
-    return tree_sum(products, [0, 2]).reshape(channels), tree_sum(g.reshape(shape), [0, 2]).reshape(channels)
+    dw, db = (rounded(tree_sum(values, [0, 2]).reshape(channels), dtype) for values in (products, g.reshape(shape)))
+    return dw, db
 
 
 # ---------------------------------------------------------------------------------------------- batch norm
-
-
-def _last_format(x: Tensor) -> torch.memory_format:
-    return torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    return x.dim() in (4, 5) and not x.is_contiguous() and x.is_contiguous(memory_format=_last_format(x))
-
-
-def _dense(x: Tensor) -> tuple[Tensor, bool]:
-    """The tensor without holes, and whether its channels are last in memory."""
-    last = _is_channels_last(x)
-    return (x if last else x.contiguous()), last or math.prod(x.shape[2:]) == 1
-
-
-def _batch_forward(
-    x: Tensor, weight: Maybe, bias: Maybe, statistics: tuple[Tensor, Tensor] | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, and mean, biased variance and rstd in fp64, each of C values."""
-    x, last = _dense(x)
-    at_once = fused(x.device)
-    if at_once is not None and hasattr(at_once, "batch_norm"):
-        y, *values = at_once.batch_norm(x, _contiguous(weight), _contiguous(bias), statistics, eps, last)
-        return rounded(y, x.dtype), values[0], values[1], values[2]
-    shape = [1, -1, *([1] * (x.dim() - 2))]
-    dims = [dim for dim in range(x.dim()) if dim != 1]
-    mean, variance = moments(x, dims, 0.0) if statistics is None else (v.reshape(shape) for v in statistics)
-    rstd = torch.reciprocal(root_of(variance + number(eps, x)))
-    weight, bias = (None if p is None else p.reshape(shape) for p in (weight, bias))
-    y = rounded(_affine((x.double() - mean) * rstd, weight, bias), x.dtype)
-    return y, mean.reshape(-1), variance.reshape(-1), rstd.reshape(-1)
-
-
-def _update(running: Maybe, batch: Tensor, momentum: float) -> None:
-    if running is not None:
-        kept, taken = number(1.0 - momentum, batch), number(momentum, batch)
-        running.copy_(running.double() * kept + batch * taken)
 
 
 @form("native_batch_norm")
@@ -287,21 +253,24 @@ def batch_norm(
     momentum: float, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     refuse_complex(input, "a norm")
-    saved = _saved_dtype(input)
+    saved = saved_dtype(input)
     if not input.numel():
         nothing = torch.zeros(input.shape[1] if training else 0, dtype=saved, device=input.device)
         return torch.empty_like(input), nothing, torch.zeros_like(nothing)
+    at_once = fused(input.device)
+    if at_once is not None and hasattr(at_once, "batch_norm_updating"):
+        return batch_norm_at_once(at_once, input, weight, bias, (running_mean, running_var), training, momentum, eps)
     if not training:
         assert running_mean is not None, "batch norm in evaluation needs running statistics"
         assert running_var is not None
         statistics = (running_mean.double().contiguous(), running_var.double().contiguous())
         nothing = torch.empty(0, dtype=saved, device=input.device)
-        return _batch_forward(input, weight, bias, statistics, eps)[0], nothing, torch.empty_like(nothing)
-    y, mean, variance, rstd = _batch_forward(input, weight, bias, None, eps)
-    _update(running_mean, mean, momentum)
+        return batch_forward(input, weight, bias, statistics, eps)[0], nothing, torch.empty_like(nothing)
+    y, mean, variance, rstd = batch_forward(input, weight, bias, None, eps)
+    update(running_mean, mean, momentum)
     if running_var is not None:
         size = input.numel() // input.shape[1]
-        _update(running_var, variance * number(size / (size - 1) if size > 1 else math.nan, variance), momentum)
+        update(running_var, variance * number(size / (size - 1) if size > 1 else math.nan, variance), momentum)
     return y, mean.to(saved), rstd.to(saved)
 
 
@@ -337,49 +306,15 @@ def batch_norm_backward(
     grad_out: Tensor, input: Tensor, weight: Maybe, running_mean: Maybe, running_var: Maybe, save_mean: Maybe,
     save_invstd: Maybe, train: bool, eps: float, output_mask: Sequence[bool],
 ) -> Three:  # fmt: skip
-    if train:
-        assert save_mean is not None
-        assert save_invstd is not None
-        mean, rstd = save_mean.double().contiguous(), save_invstd.double().contiguous()
-    else:
-        assert running_mean is not None
-        assert running_var is not None
-        mean = running_mean.double().contiguous()
-        rstd = torch.reciprocal(root_of(running_var.double() + number(eps, mean))).contiguous()
+    mean, rstd = (save_mean, save_invstd) if train else (running_mean, running_var)
+    assert mean is not None
+    assert rstd is not None
     dtype = input.dtype if weight is None else weight.dtype
     if not input.numel():
         zeros = torch.zeros_like(mean, dtype=dtype)
         return torch.zeros_like(input), zeros, torch.zeros_like(zeros)
-    dx, dw, db = _batch_backward(grad_out, input, weight, mean, rstd, train, output_mask[0])
-    return (
-        None if dx is None else rounded(dx, input.dtype),
-        rounded(dw, dtype) if output_mask[1] else None,
-        rounded(db, dtype) if output_mask[2] else None,
-    )
-
-
-def _batch_backward(
-    g: Tensor, x: Tensor, weight: Maybe, mean: Tensor, rstd: Tensor, training: bool, wanted: bool
-) -> tuple[Maybe, Tensor, Tensor]:
-    x, last = _dense(x)
-    g = g.contiguous(memory_format=_last_format(x)) if last and x.dim() in (4, 5) else g.contiguous()
-    at_once = fused(x.device)
-    if at_once is not None and hasattr(at_once, "batch_norm_backward"):
-        dx, dw, db = at_once.batch_norm_backward(g, x, _contiguous(weight), mean, rstd, training, wanted, last)
-        return dx, dw, db
-    shape = [1, -1, *([1] * (x.dim() - 2))]
-    dims = [dim for dim in range(x.dim()) if dim != 1]
-    mean, rstd = mean.reshape(shape), rstd.reshape(shape)
-    wide, apart = g.double(), x.double() - mean
-    first, second = tree_sum(g, dims), tree_sum(wide * apart, dims)
-    size = number(x.numel() // x.shape[1], x)
-    scale = rstd if weight is None else rstd * weight.double().reshape(shape)
-    dx = None
-    if wanted and training:
-        dx = ((wide - first / size) - apart * (((second / size) * rstd) * rstd)) * scale
-    elif wanted:
-        dx = wide * scale
-    return dx, (second * rstd).reshape(-1), first.reshape(-1)
+    dx, dw, db = batch_backward(grad_out, input, weight, mean, rstd, train, eps, output_mask[0], dtype)
+    return dx, dw if output_mask[1] else None, db if output_mask[2] else None
 
 
 @form("batch_norm_backward")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from easyscale.core.errors import UnsupportedError
 from easyscale.numerics.kernels import gpu, native, primitives
+from easyscale.numerics.kernels.gpu import draws
 from easyscale.numerics.kernels.stock import stock
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
@@ -41,8 +42,8 @@ def words(count: int, key: int, device: torch.device, start: int = 0) -> Tensor:
         out = torch.empty(count, dtype=torch.int64)
         function("d2_philox_words", "pllli")(out.data_ptr(), count, start, key, torch.get_num_threads())
         return out
-    if chosen is gpu and hasattr(gpu, "philox_words"):
-        return gpu.philox_words(count, key, device, start)  # type: ignore[no-any-return]
+    if chosen is gpu:
+        return draws.philox_words(count, key, device, start)
     return portable_words(count, key, device, start)
 
 

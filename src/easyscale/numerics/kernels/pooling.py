@@ -8,6 +8,7 @@ depends on the memory format) and stay; bf16 and fp16 go by way of fp32. On CUDA
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -16,21 +17,13 @@ from torch import Tensor
 
 from easyscale.numerics.kernels.registry import form
 from easyscale.numerics.kernels.stock import stock
-from easyscale.numerics.kernels.windows import Ranges, adaptive, covering, pooled, window_sum
+from easyscale.numerics.kernels.windows import Divisors, Ranges, adaptive, covering, layout_of, pooled, window_sum
 
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-def _each(values: Sequence[int], dims: int) -> list[int]:
-    return [values[0]] * dims if len(values) == 1 else list(values)
-
-
-def like(result: Tensor, shown: Tensor) -> Tensor:
-    """The result in the dtype and the memory format of another tensor."""
-    layout = torch.channels_last if shown.dim() == 4 else torch.channels_last_3d
-    if shown.dim() in (4, 5) and shown.is_contiguous(memory_format=layout) and not shown.is_contiguous():
-        return result.to(shown.dtype, memory_format=layout)
-    return result.to(shown.dtype)
+def _each(values: Sequence[int], dims: int) -> tuple[int, ...]:
+    return (values[0],) * dims if len(values) == 1 else tuple(values)
 
 
 def _size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
@@ -45,25 +38,28 @@ def _size(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil
 # ------------------------------------------------------------------------------------------- averages
 
 
+@functools.lru_cache(maxsize=1024)
 def _divisors(
-    sizes: Sequence[int], outputs: Sequence[int], kernel: list[int], stride: list[int], padding: list[int],
-    include: bool, override: int | None, device: torch.device,
-) -> Tensor:  # fmt: skip
+    sizes: tuple[int, ...], outputs: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...],
+    padding: tuple[int, ...], include: bool, override: int | None,
+) -> Divisors:  # fmt: skip
     """What each sum is divided by."""
-    total = torch.ones([1] * len(sizes), dtype=torch.int64, device=device)
+    if override is not None:
+        return ((override,) * outputs[0], *((1,) * size for size in outputs[1:]))
+    found = []
     for axis, size in enumerate(sizes):
         counts = []
         for number in range(outputs[axis]):
             begin = number * stride[axis] - padding[axis]
             end = min(begin + kernel[axis], size + padding[axis])
             counts.append(end - begin if include else min(end, size) - max(begin, 0))
-        total = total * torch.tensor(counts, device=device).view(-1, *[1] * (len(sizes) - 1 - axis))
-    return torch.full_like(total, override) if override is not None else total
+        found.append(tuple(counts))
+    return tuple(found)
 
 
-def _of_average(result: Tensor, self: Tensor, dims: int) -> Tensor:
+def _layout(self: Tensor, dims: int) -> torch.memory_format:
     """Averages in three dimensions are row-major whatever the input is, as in stock on CPUs."""
-    return like(result, self) if dims == 2 else result.to(self.dtype)
+    return layout_of(self) if dims == 2 else torch.contiguous_format
 
 
 def average(
@@ -72,12 +68,11 @@ def average(
 ) -> Tensor:  # fmt: skip
     """Forward, by `windows`."""
     kernel, step = _each(kernel_size, dims), _each(stride or kernel_size, dims)
-    pads, sizes = _each(padding, dims), self.shape[-dims:]
-    outputs = [_size(sizes[i], kernel[i], step[i], pads[i], 1, ceil_mode) for i in range(dims)]
+    pads, sizes = _each(padding, dims), tuple(self.shape[-dims:])
+    outputs = tuple(_size(sizes[i], kernel[i], step[i], pads[i], 1, ceil_mode) for i in range(dims))
     ranges = [pooled(sizes[i], outputs[i], kernel[i], step[i], pads[i]) for i in range(dims)]
-    divisors = _divisors(sizes, outputs, kernel, step, pads, count_include_pad, divisor_override, self.device)
-    sums = window_sum(self, ranges)
-    return _of_average(sums / divisors.to(sums.dtype), self, dims)
+    divisors = _divisors(sizes, outputs, kernel, step, pads, count_include_pad, divisor_override)
+    return window_sum(self, ranges, whole=divisors, layout=_layout(self, dims))
 
 
 def average_backward(
@@ -86,13 +81,10 @@ def average_backward(
 ) -> Tensor:  # fmt: skip
     """Backward, by `windows`."""
     kernel, step = _each(kernel_size, dims), _each(stride or kernel_size, dims)
-    pads, sizes, outputs = _each(padding, dims), self.shape[-dims:], grad_output.shape[-dims:]
-    ranges = [
-        covering(pooled(sizes[i], outputs[i], kernel[i], step[i], pads[i]), sizes[i]) for i in range(dims)
-    ]
-    divisors = _divisors(sizes, outputs, kernel, step, pads, count_include_pad, divisor_override, self.device)
-    wide = grad_output.to(torch.promote_types(grad_output.dtype, torch.float32))
-    return _of_average(window_sum(wide / divisors.to(wide.dtype), ranges), self, dims)
+    pads, sizes, outputs = _each(padding, dims), tuple(self.shape[-dims:]), tuple(grad_output.shape[-dims:])
+    ranges = [covering(pooled(sizes[i], outputs[i], kernel[i], step[i], pads[i]), sizes[i]) for i in range(dims)]
+    divisors = _divisors(sizes, outputs, kernel, step, pads, count_include_pad, divisor_override)
+    return window_sum(grad_output, ranges, each=divisors, layout=_layout(self, dims))
 
 
 def _averages(dims: int) -> None:
@@ -141,12 +133,8 @@ def _kernels(sizes: Sequence[int], outputs: Sequence[int]) -> list[int] | None:
     return [size // output for size, output in zip(sizes, outputs, strict=True)]
 
 
-def _counts(ranges: Sequence[Ranges], device: torch.device) -> Tensor:
-    total = torch.ones([1] * len(ranges), dtype=torch.int64, device=device)
-    for axis, each in enumerate(ranges):
-        counts = torch.tensor([end - begin for begin, end in each], device=device)
-        total = total * counts.view(-1, *[1] * (len(ranges) - 1 - axis))
-    return total
+def _counts(ranges: Sequence[Ranges]) -> Divisors:
+    return tuple(tuple(end - begin for begin, end in each) for each in ranges)
 
 
 def _adaptive_averages(dims: int) -> None:
@@ -161,8 +149,7 @@ def _adaptive_averages(dims: int) -> None:
             made = _avg_pool[dims](wide, kernel, kernel, [0] * dims, False, True, None)
             return made.to(self.dtype)  # type: ignore[no-any-return]
         ranges = [adaptive(sizes[i], outputs[i]) for i in range(dims)]
-        sums = window_sum(self, ranges)
-        return like(sums / _counts(ranges, self.device).to(sums.dtype), self)
+        return window_sum(self, ranges, whole=_counts(ranges), layout=layout_of(self))
 
     @form(f"_adaptive_avg_pool{dims}d_backward")
     def adaptive_avg_pool_backward(grad_output: Tensor, self: Tensor) -> Tensor:
@@ -170,14 +157,14 @@ def _adaptive_averages(dims: int) -> None:
         if grad_output.numel() == 0:
             return torch.zeros_like(self)
         kernel = _kernels(sizes, outputs)
-        wide = grad_output.to(torch.promote_types(grad_output.dtype, torch.float32))
         if kernel is not None and self.device.type == "cpu":
+            wide = grad_output.to(torch.promote_types(grad_output.dtype, torch.float32))
             shown = self.to(wide.dtype)
             made = _avg_pool_backward[dims](wide, shown, kernel, kernel, [0] * dims, False, True, None)
             return made.to(self.dtype)  # type: ignore[no-any-return]
         ranges = [adaptive(sizes[i], outputs[i]) for i in range(dims)]
-        shares = wide / _counts(ranges, self.device).to(wide.dtype)
-        return like(window_sum(shares, [covering(ranges[i], sizes[i]) for i in range(dims)]), self)
+        covered = [covering(ranges[i], sizes[i]) for i in range(dims)]
+        return window_sum(grad_output, covered, each=_counts(ranges), layout=layout_of(self))
 
 
 _adaptive_averages(2)
@@ -189,9 +176,7 @@ _adaptive_averages(3)
 
 def maximum_backward(grad_output: Tensor, self: Tensor, indices: Tensor, ranges: Sequence[Ranges]) -> Tensor:
     """Gradients of the outputs that chose an input; `ranges`: the outputs that may have chosen it."""
-    sizes = self.shape[-len(ranges) :]
-    here = torch.arange(math.prod(sizes), device=self.device).view(sizes)
-    return like(window_sum(grad_output, ranges, keep=lambda pick: pick(indices) == here), self)
+    return window_sum(grad_output, ranges, chosen=indices, layout=layout_of(self))
 
 
 def _maxima(dims: int) -> None:

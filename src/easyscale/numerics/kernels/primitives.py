@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels import gpu, native, portable
+from easyscale.numerics.kernels.formulas import SINGLE
 
 _portable_only = False
 
@@ -49,9 +50,16 @@ def product(a: Tensor, b: Tensor, block: int = 0) -> Tensor:
     return implementation(a.device).product(a, b, block=block)  # type: ignore[no-any-return]
 
 
-def sliced_product(a: Tensor, b: Tensor, slices: int) -> Tensor:
-    """fp32 [M, N] from [M, K] and [K, N] by exact integer products of int8 slices (docs/numerics.md)."""
-    return implementation(a.device).sliced_product(a, b, slices)  # type: ignore[no-any-return]
+def sliced_product(
+    a: Tensor, b: Tensor, slices: int, most_a: Tensor | None = None, most_b: Tensor | None = None
+) -> Tensor:
+    """fp32 [M, N] from [M, K] and [K, N] by exact integer products of int8 slices (docs/numerics.md).
+
+    `most_a`, `most_b`: int32 bits of the values that each row of A, each column of B is scaled by instead of by its
+    own largest one; what is not finite then gives NaN instead of chains (convolutions; not on CUDA, see
+    `gpu.sliced_convolutions`).
+    """
+    return implementation(a.device).sliced_product(a, b, slices, most_a, most_b)  # type: ignore[no-any-return]
 
 
 def tree_sum(x: Tensor, dims: Sequence[int]) -> Tensor:
@@ -66,6 +74,10 @@ def tree_sum(x: Tensor, dims: Sequence[int]) -> Tensor:
 
 def evaluate(name: str, tensors: Sequence[Tensor], scalars: Sequence[float] = (), *, dtype: torch.dtype) -> Tensor:
     """The formula `name` for each element: inputs broadcast and converted to fp64, one rounding to `dtype` at the end
-    (to bf16 and fp16 by way of fp32)."""
-    shown = max(tensors, key=lambda tensor: tensor.device.type != "cpu")  # a CPU scalar may go with CUDA tensors
+    (to bf16 and fp16 by way of fp32). For a `dtype` other than fp64 its shorter form, if it has one (`SINGLE`)."""
+    if dtype is not torch.float64:
+        name = SINGLE.get(name, name)
+    shown = tensors[0]
+    if len(tensors) > 1 and not shown.is_cuda:  # a CPU scalar may go with CUDA tensors
+        shown = max(tensors, key=lambda tensor: tensor.device.type != "cpu")
     return implementation(shown.device).evaluate(name, tensors, scalars, dtype=dtype)  # type: ignore[no-any-return]

@@ -1,6 +1,6 @@
 """D2 forms of matrix and vector products: FMA chains in blocks, or exact integer slices.
 
-`multiply` is what all of them, and the convolutions, are made of. Its result depends on shape and dtype alone:
+`multiply` is what all of them are made of. Its form depends on shape and dtype alone:
 
     chain   k is cut into blocks of BLOCK; each block is one FMA chain from +0; the blocks of one SPAN are added up one
             after the other in fp32; where there are several spans, their sums go through the fp64 tree and are rounded
@@ -27,26 +27,23 @@ from easyscale.numerics.kernels.registry import form
 BLOCK = 256  # with 512 the error of sums of positive terms is more than twice that of MKL (benchmarks/d2_accuracy.py)
 SPAN = 16 * BLOCK  # long sums (gradients of convolution weights) are short of outputs: spans run side by side
 
-# By dtype and depth: what keeps the error within twice the vendor's, with outliers and gradients of very different
-# size; heavy tails in both factors may exceed it (benchmarks/d2_accuracy.py). Results in bf16 and fp16 are rounded far
-# more coarsely than three slices are.
-SLICES, SLICES_DEEP, SLICES_HALF = 4, 5, 3
-DEEP = 4096  # k above which fp32 takes SLICES_DEEP
-# Below, launches and cutting are expected to cost more than slices win on a GPU; not measured with slices of 8 bits.
-SLICED_FROM = 2**33
-SLICED_SIDE = 256
-SLICED_DEPTH = 2**17 // SLICES_DEEP  # int32 sums of so many products of up to 2^14 for each slice cannot overflow
+# By dtype: what keeps the error within twice the vendor's, with outliers, heavy tails and gradients of very different
+# size (benchmarks/d2_accuracy.py). Results in bf16 and fp16 are rounded far more coarsely than three slices are.
+SLICES, SLICES_HALF = 4, 3
+# On an H200 slices win from about here on; on a CPU they are up to three times slower than chains.
+SLICED_FROM = 3 * 2**29
+SLICED_SIDE = 128  # of M and N
+SLICED_STEPS = 256
+SLICED_MOST = 2**24  # steps of k: sums of slices in 63 bits cannot overflow
 
 _ACCUMULATED_IN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def slices_of(m: int, n: int, k: int, dtype: torch.dtype) -> int:
     """How many slices a product of this shape is computed by; 0: by FMA chains."""
-    if m * n * k < SLICED_FROM or min(m, n, k) < SLICED_SIDE or k >= SLICED_DEPTH:
+    if m * n * k < SLICED_FROM or min(m, n) < SLICED_SIDE or not SLICED_STEPS <= k < SLICED_MOST:
         return 0
-    if dtype is not torch.float32:
-        return SLICES_HALF
-    return SLICES if k <= DEEP else SLICES_DEEP
+    return SLICES if dtype is torch.float32 else SLICES_HALF
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:

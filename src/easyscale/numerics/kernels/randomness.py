@@ -12,6 +12,7 @@ numbers, copied to where they are wanted: so the order of samples is that of lev
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels import native, primitives
+from easyscale.numerics.kernels import gpu, native, primitives
+from easyscale.numerics.kernels.gpu import draws
 from easyscale.numerics.kernels.philox import draw_key, words
 from easyscale.numerics.kernels.refusal import refuse
 from easyscale.numerics.kernels.registry import form
@@ -61,6 +63,10 @@ def _in_c(self: Tensor) -> bool:
     return self.dtype is torch.float32 and self.is_contiguous() and primitives.implementation(self.device) is native
 
 
+def _by_kernel(self: Tensor) -> bool:
+    return self.dtype in draws.DTYPES and self.is_contiguous() and primitives.implementation(self.device) is gpu
+
+
 def _call(name: str, arguments: str, self: Tensor, *numbers: float) -> Tensor:
     from easyscale.numerics.kernels.native.rows import function
 
@@ -81,6 +87,8 @@ def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Ge
     if self.dtype not in _BITS:
         refuse(f"uniform_ on {self.dtype}", "random numbers are drawn in fp32, fp64, bf16 and fp16.")
     bits = _BITS[self.dtype]
+    if _by_kernel(self):
+        return draws.uniform(self, key, float(low), float(high), bits)
     top = torch.full((), high, dtype=self.dtype, device=self.device)
 
     def make(first: int, count: int) -> Tensor:
@@ -109,6 +117,8 @@ def bernoulli_(self: Tensor, p: float = 0.5, *, generator: Generator | None = No
     limit, key = _limit(p), draw_key(generator)
     if _in_c(self):
         return _call("d2_philox_bernoulli", "ll", self, key, limit)
+    if _by_kernel(self):
+        return draws.bernoulli(self, key, limit)
     return _in_chunks(self, lambda first, count: words(count, key, self.device, start=first) < limit)
 
 
@@ -128,10 +138,18 @@ def bernoulli_out(self: Tensor, *, generator: Generator | None = None, out: Tens
     return bernoulli_by(out, self, generator=generator)
 
 
+@functools.lru_cache(maxsize=256)
+def _noise(rest: float, dtype: torch.dtype) -> float:
+    """One divided by a number, in the dtype."""
+    return float(torch.ones(1, dtype=dtype).div_(rest))
+
+
 @form("native_dropout")
 def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or not input.numel():
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
+    if p < 1 and _by_kernel(input):
+        return draws.dropout(input, draw_key(None), _limit(1 - p), _noise(1 - p, input.dtype))
     noise = bernoulli_(torch.empty_like(input), 1 - p)
     mask = noise.bool()
     return (input * noise.div_(1 - p) if p < 1 else torch.zeros_like(input)), mask
@@ -139,8 +157,13 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
 
 @form("native_dropout_backward")
 def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
-    # As the derivative of dropout on CPUs: by the mask divided by 1 - p in the dtype. scale is 1 / (1 - p).
-    return grad_output * mask.to(grad_output.dtype).div_(1 / scale)
+    # As the derivative of dropout on CPUs: by the mask divided by 1 - p in the dtype. scale is 1 / (1 - p); p = 1: 0.
+    if primitives.implementation(grad_output.device) is gpu and grad_output.dtype in draws.DTYPES:
+        if not (grad_output.is_contiguous() and mask.is_contiguous()):
+            grad_output, mask = grad_output.contiguous(), mask.contiguous()
+        return draws.dropout_backward(grad_output, mask, _noise(1 / scale, grad_output.dtype) if scale else 0.0)
+    noise = mask.to(grad_output.dtype)
+    return grad_output * (noise.div_(1 / scale) if scale else torch.zeros_like(noise))
 
 
 @form("rrelu_with_noise")
@@ -181,6 +204,8 @@ def _checked(std: float) -> None:
 def normal_(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     _checked(std)
     key = draw_key(generator)
+    if _by_kernel(self):
+        return draws.normal(self, key, float(mean), float(std))
     return _in_chunks(self, lambda first, count: _normal(first, count, key, self.device) * std + mean)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from easyscale.core.errors import UnsupportedError
-from easyscale.numerics.kernels import native, portable, primitives
+from easyscale.numerics.kernels import gpu, native, portable, primitives
 from easyscale.numerics.kernels.native import fused as native_fused
 from easyscale.numerics.kernels.primitives import evaluate, tree_sum
 from easyscale.numerics.kernels.registry import form
@@ -58,6 +58,25 @@ def number(value: float, like: Tensor) -> Tensor:
 def root_of(x: Tensor) -> Tensor:
     """The square root, rounded correctly: stock's own on CPUs is not (MKL; one in a hundred is off in fp64)."""
     return evaluate("sqrt", [x], dtype=torch.float64)
+
+
+def summed(
+    x: Tensor, dims: Sequence[int], dtype: torch.dtype = torch.float64, divisor: float | None = None,
+    square: bool = False, root: bool = False,
+) -> Tensor:  # fmt: skip
+    """The tree over `dims` (kept) of x or its squares in fp64; divided; the square root of it; rounded."""
+    module = primitives.implementation(x.device)
+    if module is gpu:
+        return gpu.tree_sum(x, dims, dtype, divisor, square, root)
+    if not square:
+        total = tree_sum(x, dims)
+    elif module is native:
+        total = native.rows.tree_sum(x, dims, squares=True)
+    else:
+        wide = x.double()
+        total = tree_sum(wide * wide, dims)
+    total = total if divisor is None else total / number(divisor, total)
+    return rounded(root_of(total) if root else total, dtype)
 
 
 def refuse_complex(x: Tensor, name: str) -> None:
@@ -119,7 +138,7 @@ def sum_dims(self: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dty
     dims = all_dims(self, dim)
     x = _as(self, dtype)
     if x.is_floating_point():
-        return shaped(rounded(tree_sum(x, dims), dtype or x.dtype), dims, keepdim)
+        return shaped(summed(x, dims, dtype or x.dtype), dims, keepdim)
     return shaped(whole_sum(x, dims).to(dtype or torch.int64), dims, keepdim)
 
 
@@ -147,8 +166,7 @@ def mean_dims(self: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dt
     if not x.is_floating_point():
         raise RuntimeError(f"mean(): the dtype must be a floating point one, not {x.dtype}; give dtype=")
     dims = all_dims(x, dim)
-    total = tree_sum(x, dims)
-    return shaped(rounded(total / number(count(x, dims), total), dtype or x.dtype), dims, keepdim)
+    return shaped(summed(x, dims, dtype or x.dtype, float(count(x, dims))), dims, keepdim)
 
 
 @form("mean")
@@ -162,11 +180,8 @@ def mean_all(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
 def moments(x: Tensor, dims: Sequence[int], correction: float) -> tuple[Tensor, Tensor]:
     """fp64 mean and variance over `dims`, which are kept."""
     size = count(x, dims)
-    total = tree_sum(x, dims)
-    mean = total / number(size, total)
-    apart = x.double() - mean
-    squares = apart * apart
-    return mean, tree_sum(squares, dims) / number(max(size - correction, 0.0), total)
+    mean = summed(x, dims, divisor=float(size))
+    return mean, summed(x.double() - mean, dims, divisor=max(size - correction, 0.0), square=True)
 
 
 def _moments(x: Tensor, dim: Dims, correction: float | None, keepdim: bool, root: bool) -> tuple[Tensor, Tensor]:
@@ -206,13 +221,6 @@ def std_mean(
 # ---------------------------------------------------------------------------------------------- norms of vectors
 
 
-def _sum_of_squares(x: Tensor, dims: Sequence[int]) -> Tensor:
-    if primitives.implementation(x.device) is native:
-        return native.rows.tree_sum(x, dims, squares=True)
-    wide = x.double()
-    return tree_sum(wide * wide, dims)
-
-
 @form("linalg_vector_norm")
 def vector_norm(
     self: Tensor, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
@@ -223,8 +231,8 @@ def vector_norm(
         raise RuntimeError(f"linalg.vector_norm: expected a floating point tensor, not {x.dtype}")
     dims = all_dims(x, dim)
     if ord == 2:
-        norm = root_of(_sum_of_squares(x, dims))
-    elif ord == 1:
+        return shaped(summed(x, dims, dtype or x.dtype, square=True, root=True), dims, keepdim)
+    if ord == 1:
         norm = tree_sum(torch.abs(x), dims)
     elif ord == 0:
         norm = tree_sum((x != 0).float(), dims)
@@ -258,7 +266,17 @@ def norm_scalar(self: Tensor, p: float = 2) -> Tensor:
 
 @form("_foreach_norm.Scalar")
 def foreach_norm(self: list[Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[Tensor]:
+    module = getattr(primitives.implementation(self[0].device), "lists", None) if self else None
+    if ord == 2 and module is not None and _alike(self, module.DTYPES) and dtype in (None, self[0].dtype):
+        return module.norms(self)  # type: ignore[no-any-return]
     return [vector_norm(x, ord, dtype=dtype) for x in self]
+
+
+def _alike(tensors: list[Tensor], dtypes: Any) -> bool:
+    """Contiguous tensors of one of these dtypes on one device."""
+    first = tensors[0]
+    dtype, device = first.dtype, first.get_device()
+    return dtype in dtypes and all(x.is_contiguous() and x.dtype is dtype and x.get_device() == device for x in tensors)
 
 
 # ---------------------------------------------------------------------------------------------- products, log-sum-exp

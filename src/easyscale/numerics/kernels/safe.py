@@ -11,8 +11,10 @@ of this CPU.
 An entry without a dot stands for all overloads of the operator and of its in-place variant; with a dot, for one. What
 is neither here nor a form is refused in a D2 job. Not here, though they look harmless: maximum, minimum and amax (which
 zero they return where +0 meets -0 depends on the instruction set), division on CUDA (by a number it multiplies by the
-reciprocal), relu and clamp on CUDA (relu(-0) is +0 there and -0 on CPUs), clamp on CPUs (a bound that is NaN), fmod on
-CPUs, arange and linspace (fp32 against fp64 inside), unstable sorts, anything that adds more than once per element.
+reciprocal), multiplication on CUDA (of bf16 by an fp32 tensor without dimensions, which is rounded to bf16 there and
+not on CPUs), relu and clamp on CUDA (relu(-0) is +0 there and -0 on CPUs), threshold on CUDA (rounded to bf16 there
+and not on CPUs), clamp on CPUs (a bound that is NaN), gradients of hardtanh and the like (NaN), fmod on CPUs, arange
+and linspace (fp32 against fp64 inside), unstable sorts, anything that adds more than once per element.
 """
 
 from __future__ import annotations
@@ -49,9 +51,9 @@ zeros zeros_like
 
 _COMPARING = """
 _cummax_helper _cummin_helper _is_all_true _is_any_true adaptive_max_pool2d adaptive_max_pool3d all any argmax argmin
-bucketize count_nonzero cummax cummin eq equal ge gt isin isinf isnan isneginf isposinf le logical_and logical_not
-logical_or logical_xor lt max.dim max.dim_max max_pool2d_with_indices max_pool3d_with_indices min.dim min.dim_min ne
-nonzero nonzero_static searchsorted signbit
+bucketize count_nonzero cummax cummin eq ge gt isin.Tensor_Tensor isin.Tensor_Tensor_out isinf isnan isneginf isposinf
+le logical_and logical_not logical_or logical_xor lt max.dim max.dim_max max_pool2d_with_indices
+max_pool3d_with_indices min.dim min.dim_min ne nonzero nonzero_static searchsorted signbit
 """
 
 _WHOLE_NUMBERS = """
@@ -69,21 +71,20 @@ _embedding_bag_backward
 _ONE_ROUNDING = """
 _amp_foreach_non_finite_check_and_unscale _amp_update_scale _foreach_abs _foreach_ceil _foreach_div _foreach_floor
 _foreach_frac _foreach_mul _foreach_neg _foreach_reciprocal _foreach_round _foreach_sign _foreach_trunc _prelu_kernel
-_prelu_kernel_backward abs ceil copysign floor frac frexp hardshrink hardshrink_backward hardtanh_backward heaviside
-ldexp leaky_relu leaky_relu_backward mul nan_to_num neg nextafter reciprocal round.default round.out round_.default
-rsub sgn sign softshrink_backward threshold threshold_backward trunc
+_prelu_kernel_backward abs ceil copysign floor frac frexp hardshrink heaviside ldexp leaky_relu leaky_relu_backward
+nan_to_num neg nextafter reciprocal round.default round.out round_.default rsub sgn sign trunc
 """
 
 _BY_CPU = """
-_index_put_impl bincount col2im div floor_divide hardtanh put random randperm reflection_pad1d_backward
-reflection_pad2d_backward reflection_pad3d_backward relu replication_pad1d_backward replication_pad2d_backward
-replication_pad3d_backward unfold_backward
+_index_put_impl bincount col2im div.Tensor div.out div_.Tensor hardtanh mul put random randperm
+reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward relu replication_pad1d_backward
+replication_pad2d_backward replication_pad3d_backward threshold threshold_backward unfold_backward
 """
 
 _BY_CUDA = """
 _foreach_add.Scalar _foreach_add.ScalarList _foreach_add_.Scalar _foreach_add_.ScalarList _foreach_sub.Scalar
-_foreach_sub.ScalarList _foreach_sub_.Scalar _foreach_sub_.ScalarList _use_cudnn_ctc_loss _use_miopen_ctc_loss add fmod
-remainder sub
+_foreach_sub.ScalarList _foreach_sub_.Scalar _foreach_sub_.ScalarList _use_cudnn_ctc_loss _use_miopen_ctc_loss add
+equal fmod remainder sub
 """
 
 SAFE = frozenset((_VIEWS + _COPIES + _MAKING + _COMPARING + _WHOLE_NUMBERS + _CALLING + _ONE_ROUNDING).split())

@@ -31,8 +31,8 @@ def _softmax_of(x: Tensor, dim: int, dtype: torch.dtype, logarithm: bool) -> Ten
     at_once = fused(x.device, x.shape[dim])
     if at_once is not None and hasattr(at_once, "softmax"):
         if dim in (-1, x.dim() - 1):
-            return rounded(at_once.softmax(x.contiguous(), logarithm), dtype)
-        rows = rounded(at_once.softmax(x.movedim(dim, -1).contiguous(), logarithm), dtype)
+            return at_once.softmax(x.contiguous(), logarithm, dtype)  # type: ignore[no-any-return]
+        rows: Tensor = at_once.softmax(x.movedim(dim, -1).contiguous(), logarithm, dtype)
         return rows.movedim(-1, dim).contiguous()
     apart = x.double() - torch.amax(x, [dim], True).double()
     powers = evaluate("exp", [apart], dtype=torch.float64)
@@ -49,9 +49,10 @@ def _gradient(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype, logarithm: boo
     at_once = fused(y.device, y.shape[dim])
     if at_once is not None and hasattr(at_once, "softmax_backward"):
         if dim in (-1, y.dim() - 1):
-            return rounded(at_once.softmax_backward(g.contiguous(), y.contiguous(), logarithm), dtype)
+            return at_once.softmax_backward(g.contiguous(), y.contiguous(), logarithm, dtype)  # type: ignore[no-any-return]
         last = [t.movedim(dim, -1).contiguous() for t in (g, y)]
-        return rounded(at_once.softmax_backward(*last, logarithm), dtype).movedim(-1, dim).contiguous()
+        rows: Tensor = at_once.softmax_backward(*last, logarithm, dtype)
+        return rows.movedim(-1, dim).contiguous()
     wide, outputs = g.double(), y.double()
     if logarithm:
         result = wide - evaluate("exp", [outputs], dtype=torch.float64) * tree_sum(g, [dim])
@@ -72,12 +73,12 @@ def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 @form("_softmax_backward_data")
 def softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    return _gradient(grad_output, output, dim, input_dtype, logarithm=False)
+    return _gradient(grad_output, output, dim, grad_output.dtype, logarithm=False).to(input_dtype)
 
 
 @form("_log_softmax_backward_data")
 def log_softmax_backward(grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    return _gradient(grad_output, output, dim, input_dtype, logarithm=True)
+    return _gradient(grad_output, output, dim, grad_output.dtype, logarithm=True).to(input_dtype)
 
 
 @form("_safe_softmax")

@@ -179,9 +179,8 @@ def unique2(
 
 
 @form("_unique")
-def unique(self: Tensor | float, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Of a number too: `isin` asks for that, and the dispatcher unwraps it."""
-    return unique2(torch.as_tensor(self), sorted, return_inverse)[:2]
+def unique(self: Tensor, sorted: bool = True, return_inverse: bool = False) -> tuple[Tensor, Tensor]:
+    return unique2(self, sorted, return_inverse)[:2]
 
 
 @form("unique_consecutive")

@@ -39,10 +39,15 @@ def end() -> None:
     _kept.clear()
 
 
+def keeps(v: Tensor) -> bool:
+    """Whether what is cut of it is kept. A tensor of inference mode has no version counter."""
+    return bool(_declared) and not v.is_inference() and v.untyped_storage().data_ptr() in _declared
+
+
 def cut(v: Tensor, slices: int, kind: str, make: Callable[[], Cut]) -> Cut:
     """`make()`, or what it gave before for this very tensor. `kind` says how its slices are laid out."""
-    if not _declared or v.is_inference() or v.untyped_storage().data_ptr() not in _declared:
-        return make()  # a tensor of inference mode has no version counter
+    if not keeps(v):
+        return make()
     key = (
         v.untyped_storage().data_ptr(), v.storage_offset(), v.shape, v.stride(), v.dtype, v.device, slices, kind,
         v._version,

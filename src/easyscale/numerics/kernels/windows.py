@@ -3,19 +3,25 @@
     sum = ((0 + x[first]) + x[second]) + ...      in fp32 (fp64 for fp64)
 
 Ranges are given for each dimension as begins and ends, so that pooling, adaptive pooling and both their derivatives
-(where the ranges are those of the outputs that cover an input) are the same function. Plain torch operators.
+(where the ranges are those of the outputs that cover an input) are the same function: on CUDA one kernel
+(`gpu.windows`), elsewhere plain torch operators.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels import gpu, primitives
+from easyscale.numerics.kernels.gpu import windows as gpu_windows
+
 Ranges = tuple[tuple[int, int], ...]  # (begin, end) for each output of a dimension
+Divisors = tuple[tuple[int, ...], ...]  # for each dimension, one factor for each place of it
 
 
 @functools.lru_cache(maxsize=1024)
@@ -53,28 +59,57 @@ def _steps(ranges: Ranges, size: int, device: torch.device) -> list[tuple[Tensor
     return steps
 
 
+@functools.lru_cache(maxsize=1024)
+def _number(divisors: Divisors, device: torch.device) -> Tensor:
+    """What each element of the last dimensions is divided by: the product of one number for each dimension."""
+    total = torch.ones([1] * len(divisors), dtype=torch.int64, device=device)
+    for axis, each in enumerate(divisors):
+        total = total * torch.tensor(each, device=device).view(-1, *[1] * (len(divisors) - 1 - axis))
+    return total
+
+
+def layout_of(shown: Tensor) -> torch.memory_format:
+    """The memory format that a result like this tensor has."""
+    layout = torch.channels_last if shown.dim() == 4 else torch.channels_last_3d
+    if shown.dim() in (4, 5) and shown.is_contiguous(memory_format=layout) and not shown.is_contiguous():
+        return layout
+    return torch.contiguous_format
+
+
 def window_sum(
-    x: Tensor, ranges: Sequence[Ranges], keep: Callable[[Callable[[Tensor], Tensor]], Tensor] | None = None
-) -> Tensor:
-    """Sums over the last len(ranges) dimensions. `keep` is given a function that picks the elements of this step out of
-    a tensor like x, and says which of them count; without it all do."""
+    x: Tensor, ranges: Sequence[Ranges], *, chosen: Tensor | None = None, each: Divisors | None = None,
+    whole: Divisors | None = None, layout: torch.memory_format = torch.contiguous_format,
+) -> Tensor:  # fmt: skip
+    """Sums over the last len(ranges) dimensions, rounded to the dtype of x.
+
+    With `chosen`, whole numbers of x's shape, only those elements count that name the output they are added to
+    (row-major in those dimensions). With `each` the elements, with `whole` the sums, are divided by a number.
+    """
+    if primitives.implementation(x.device) is gpu and x.is_floating_point():
+        rows = [gpu_windows.rows_of(one) for one in ranges]
+        return gpu_windows.window_sum(x, rows, chosen=chosen, each=each, whole=whole, layout=layout)
     dims = len(ranges)
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    outer = x.shape[: x.dim() - dims]
-    total = torch.zeros((*outer, *map(len, ranges)), dtype=dtype, device=x.device)
-    steps = [_steps(each, x.shape[axis - dims], x.device) for axis, each in enumerate(ranges)]
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if each is not None:
+        wide = wide / _number(each, x.device).to(wide.dtype)
+    sizes = [len(one) for one in ranges]
+    own = torch.arange(math.prod(sizes), device=x.device).view(sizes)
+    total = torch.zeros((*x.shape[: x.dim() - dims], *sizes), dtype=wide.dtype, device=x.device)
+    steps = [_steps(one, x.shape[axis - dims], x.device) for axis, one in enumerate(ranges)]
     for combination in itertools.product(*steps):
-
-        def pick(tensor: Tensor, chosen: tuple[tuple[Tensor, Tensor | None], ...] = combination) -> Tensor:
-            for axis, (places, _) in enumerate(chosen):
-                tensor = tensor.index_select(axis - dims, places)
-            return tensor
-
-        summand = pick(x).to(dtype)
-        if keep is not None:
-            summand = torch.where(keep(pick), summand, 0)
+        summand = _picked(wide, combination)
+        if chosen is not None:
+            summand = torch.where(_picked(chosen, combination) == own, summand, 0)
         for axis, (_, mask) in enumerate(combination):
             if mask is not None:
                 summand = torch.where(mask.view(-1, *[1] * (dims - 1 - axis)), summand, 0)
         total = total + summand
-    return total
+    if whole is not None:
+        total = total / _number(whole, x.device).to(total.dtype)
+    return total.to(x.dtype, memory_format=layout)
+
+
+def _picked(x: Tensor, combination: Sequence[tuple[Tensor, Tensor | None]]) -> Tensor:
+    for axis, (places, _) in enumerate(combination):
+        x = x.index_select(axis - len(combination), places)
+    return x

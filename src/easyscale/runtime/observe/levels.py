@@ -23,6 +23,7 @@ _KEYS: dict[DeviceKind, str] = {"cpu": "CPU", "cuda": "CUDA"}
 # Ways of stock torch that a D2 job does not take: it computes the same by other operators, which have forms.
 _OTHER_WAY = (
     "_scaled_dot_product_", "_fused_adam", "_fused_adagrad", "_fused_sgd", "mkldnn_", "cudnn_", "_cudnn_", "miopen_",
+    "_thnn_fused_",
 )  # fmt: skip
 _FAMILIES = {
     "products": "products", "convolutions": "convolutions", "norms": "norms", "softmax": "softmax", "losses": "losses",

@@ -4,12 +4,16 @@ Importing this package needs neither a GPU nor Triton: the files of kernels (`*_
 call that launches one. `available` says whether there is anything to launch them on.
 """
 
-from easyscale.numerics.kernels.gpu import fused
+from easyscale.numerics.kernels.gpu import direct_convolutions, fused, lists
 from easyscale.numerics.kernels.gpu.elementwise import evaluate
 from easyscale.numerics.kernels.gpu.launch import available
 from easyscale.numerics.kernels.gpu.products import product
 from easyscale.numerics.kernels.gpu.rows import tree_sum
+from easyscale.numerics.kernels.gpu.sliced_convolutions import sliced_convolution, sliced_weight_gradient
 from easyscale.numerics.kernels.gpu.slices import sliced_product
 from easyscale.numerics.kernels.gpu.views import view_product
 
-__all__ = ["available", "evaluate", "fused", "product", "sliced_product", "tree_sum", "view_product"]
+__all__ = [
+    "available", "direct_convolutions", "evaluate", "fused", "lists", "product", "sliced_convolution", "sliced_product",
+    "sliced_weight_gradient", "tree_sum", "view_product",
+]  # fmt: skip

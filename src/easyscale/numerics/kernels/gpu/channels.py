@@ -1,127 +1,209 @@
 """Batch norm, and the gradients of the weights of norms, on a GPU: the bits of the compositions in `norms`.
 
-Sums over a channel are the halving tree over (sample, pixel). One kernel computes the values and does the first four
-folds of it, so that no tensor of fp64 values is written; `rows.tree_sum` does the rest. Part of `gpu.fused`.
+Sums over a channel are the halving tree over (sample, pixel): one launch leaves some partial sums of each channel, and
+the next one, which needs them anyway, adds them up (`channel_kernels`). So batch norm is three launches (mean,
+variance, result), its backward two, and the weights of a norm over rows two. Part of `gpu.fused`; relies on dense
+tensors.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import bits, ceil_div, on
-from easyscale.numerics.kernels.gpu.rows import tree_sum
+from easyscale.numerics.kernels.gpu.launch import bits, ceil_div, launch, processors
+from easyscale.numerics.kernels.gpu.rows import BUSY, SEGMENT, TILE, magic_of, power, tile_shape
 
-FOLDS = 4
-BLOCK = 1024  # elements of one program of the elementwise kernels
-SQUARE, PRODUCT, NORMAL, PLAIN = range(4)  # what `channel_kernels.fold` sums
+MOST_LEFT = 1024  # partial sums of a channel
+VALUE, SQUARE, PRODUCT, NORMAL, PLAIN = range(5)  # what `channel_kernels.sums` sums
+UNROLL = 4  # tiles of the elementwise kernels whose loads are under way at once
+SPANS = 8  # of their programs for each SM
+WIDEST = 128  # neighbouring values of one channel in a row of their tiles
 
 
-def _folded(
-    kind: int, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, channels: int, samples: int, pixels: int,
-    steps: tuple[int, int, int], groups: int = 1, per_group: int = 1,
-) -> Tensor:  # fmt: skip
-    """fp64 sums of each channel; `steps` are those of samples, channels and pixels in memory."""
-    from easyscale.numerics.kernels.gpu.channel_kernels import fold
+class Layout(NamedTuple):
+    """Dense memory of samples, channels and pixels; `last`: channels are last."""
 
-    length = samples * pixels
-    padded = 1 << (length - 1).bit_length()
-    levels = min(FOLDS, padded.bit_length() - 1)
-    left = padded >> levels
-    across = steps[1] == 1 and channels > 1  # neighbouring channels are neighbours in memory
-    outputs = min(128, 1 << (channels - 1).bit_length()) if across else 1
-    lanes = min(left, max(1, 256 // outputs))
-    part = torch.empty((left, channels) if across else (channels, left), dtype=torch.float64, device=x.device)
-    places = (1, channels) if across else (left, 1)
-    fold[(ceil_div(channels, outputs) * ceil_div(left, lanes),)](
-        g, x, mean, rstd, part, channels, length, left, pixels, *steps, groups, per_group, *places,
-        KIND=kind, OUTPUTS=outputs, LANES=lanes, LEVELS=levels, num_warps=max(1, min(4, outputs * lanes // 64)),
-        enable_fp_fusion=False,
+    samples: int
+    channels: int
+    pixels: int
+    last: bool
+    itemsize: int
+    busy: int
+
+    @property
+    def length(self) -> int:
+        return self.samples * self.pixels
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Pixels as the kernels take them."""
+        pixels = 1 if self.last else self.pixels
+        return (pixels, *magic_of(pixels))
+
+
+@functools.lru_cache(maxsize=1024)
+def _sums_plan(of: Layout, read_again: bool) -> tuple[int, int, dict[str, Any]]:
+    """Partial sums of a channel, programs, and constants of `sums`. Where each program of the next launch reads the
+    partial sums of many channels again, there are fewer of them."""
+    columns = min(SEGMENT // of.itemsize, power(of.channels if of.last else of.length))
+    even = of.pixels & -of.pixels
+    piece = 0 if of.last else 2 if 2 * even >= columns else of.samples == 1
+    if piece == 2:
+        columns = min(columns, even)
+    busy = of.busy * (1 if of.last and read_again else BUSY)
+    outputs = ceil_div(of.channels, columns) if of.last else of.channels
+    left = 1 if of.last else columns
+    rows = TILE // columns
+    padded = power(of.length)
+    while outputs * (left if of.last else left // columns) < busy and left < MOST_LEFT:
+        if left * rows * (8 if of.last else 2) > padded:
+            break
+        left *= 2
+    programs = outputs * left if of.last else outputs * (left // columns)
+    constants = {
+        **tile_shape(of.length, left, columns), "LAST": of.last, "PIECE": int(piece), "WIDE": _wide(of),
+    }  # fmt: skip
+    return left, programs, constants
+
+
+@functools.lru_cache(maxsize=1024)
+def _tiles_plan(of: Layout) -> tuple[int, tuple[int, int], dict[str, Any]]:
+    """Programs, tiles and tiles of a program, and constants of `normalize` and `gradient`."""
+    even = of.pixels & -of.pixels
+    piece = 0 if of.last else 2 if even >= 4 else of.samples == 1
+    columns = min(WIDEST, even if piece == 2 else power(of.length))
+    if of.last:
+        columns = min(SEGMENT // of.itemsize, power(of.channels))
+    rows = min(TILE // columns, power(of.length if of.last else ceil_div(of.length, columns)))
+    outputs = ceil_div(of.channels, columns) if of.last else of.channels
+    tiles = ceil_div(of.length, rows if of.last else rows * columns)
+    spans = max(1, min(ceil_div(SPANS * of.busy // (2 if of.last else 1), outputs), ceil_div(tiles, UNROLL)))
+    per = ceil_div(ceil_div(tiles, spans), UNROLL) * UNROLL
+    constants = {
+        "LAST": of.last, "PIECE": int(piece), "WIDE": _wide(of), "ROWS": rows, "COLUMNS": columns, "UNROLL": UNROLL,
+        "num_warps": max(1, min(8, rows * columns // 128)),
+    }  # fmt: skip
+    return outputs * ceil_div(tiles, per), (tiles, per), constants
+
+
+def _wide(of: Layout) -> bool:
+    return power(of.length) * of.channels > 2**30
+
+
+def _sums(
+    kind: int, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, of: Layout, groups: int = 1, left: int = 1
+) -> tuple[Tensor, int]:
+    """fp64 partial sums of each channel, and how many of each."""
+    from easyscale.numerics.kernels.gpu.channel_kernels import sums
+
+    parts, programs, constants = _sums_plan(of, kind <= PRODUCT)
+    count = 1 if kind <= SQUARE else 2
+    part = torch.empty(count * parts * of.channels, dtype=torch.float64, device=x.device)
+    launch(
+        sums, (programs,), g, x, mean, rstd, part, of.channels, of.length, parts, *of.sizes, groups,
+        max(1, of.channels // groups), bits(float(of.length)), KIND=kind, LEFT=left, enable_fp_fusion=False,
+        **constants,
     )  # fmt: skip
-    return tree_sum(part, (0,) if across else (1,)).reshape(channels)
+    return part, parts
 
 
-def row_norm_weights(g: Tensor, x: Tensor, mean: Tensor | None, rstd: Tensor) -> Tensor:
-    """fp64 gradients of the weights of layer and RMS norm: the tree over rows of g * xhat."""
+def _finished(part: Tensor, left: int, of: Layout, dtype: torch.dtype, pair: bool) -> tuple[Tensor, Tensor]:
+    """The sums of products, and of gradients if there is a pair."""
+    from easyscale.numerics.kernels.gpu.channel_kernels import finish
+
+    columns = min(16, power(of.channels)) if of.last else 1
+    first = torch.empty(of.channels, dtype=dtype, device=part.device)
+    second = torch.empty_like(first) if pair else first
+    launch(
+        finish, (ceil_div(of.channels, columns),), part, first, second, of.channels, PAIR=pair, LAST=of.last, LEFT=left,
+        COLUMNS=columns, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return first, second
+
+
+def row_norm_weights(
+    g: Tensor, x: Tensor, mean: Tensor | None, rstd: Tensor, dtype: torch.dtype, pair: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of the weights of layer and RMS norm, the tree over rows of g * xhat; with a `pair`, of the biases."""
     rows = rstd.numel()
-    n = x.numel() // rows
-    kind = PLAIN if mean is None else NORMAL
-    with on(x.device):
-        return _folded(kind, g, x, rstd if mean is None else mean, rstd, n, rows, 1, (n, 1, 0), per_group=n)
+    of = Layout(rows, x.numel() // rows, 1, True, x.element_size(), processors(x.device))
+    part, left = _sums(PLAIN if mean is None else NORMAL, g, x, rstd if mean is None else mean, rstd, of)
+    dw, db = _finished(part, left, of, dtype, pair)
+    return dw, db if pair else None
 
 
 def group_norm_weights(
-    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, samples: int, channels: int, pixels: int
+    g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, samples: int, channels: int, pixels: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """fp64 gradients of weight and bias of group norm, from fp64 mean and rstd of [samples, groups]."""
-    groups = rstd.numel() // samples
-    steps = (channels * pixels, pixels, 1)
-    with on(x.device):
-        dw = _folded(NORMAL, g, x, mean, rstd, channels, samples, pixels, steps, groups, channels // groups)
-        return dw, tree_sum(g.reshape(samples, channels, pixels), (0, 2)).reshape(channels)
+    """Gradients of weight and bias of group norm, from mean and rstd of [samples, groups]."""
+    of = Layout(samples, channels, pixels, False, x.element_size(), processors(x.device))
+    part, left = _sums(NORMAL, g, x, mean, rstd, of, rstd.numel() // samples)
+    return _finished(part, left, of, dtype, True)
 
 
-def _sizes(x: Tensor, last: bool) -> tuple[int, int, int, tuple[int, int, int], int]:
-    """Channels, samples, pixels, their steps in memory, and how many neighbours have one channel."""
+# ---------------------------------------------------------------------------------------------- batch norm
+
+
+def _layout(x: Tensor, last: bool) -> Layout:
     samples, channels = x.shape[:2]
     pixels = x.numel() // (samples * channels)
-    if last:
-        return channels, samples, pixels, (pixels * channels, 1, channels), 1
-    return channels, samples, pixels, (pixels * channels, pixels, 1), pixels
+    return Layout(samples, channels, pixels, last, x.element_size(), processors(x.device))
 
 
-def batch_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, statistics: tuple[Tensor, Tensor] | None, eps: float,
-    channels_last: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, mean, biased variance and rstd of [N, C, ...]; with `statistics` (fp64), of those instead of the batch's."""
-    from easyscale.numerics.kernels.gpu.channel_kernels import apply, scales
+def batch_norm_updating(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running: Sequence[Tensor] | None, training: bool,
+    momentum: float, eps: float, last: bool, saved: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """y, mean and rstd (of dtype `saved`) of [N, C, ...]; in training `running` statistics are brought up to date, else
+    they are those that are taken."""
+    from easyscale.numerics.kernels.gpu.channel_kernels import normalize
 
-    channels, samples, pixels, steps, inner = _sizes(x, channels_last)
+    of = _layout(x, last)
     out = torch.empty_like(x)
-    rstd = torch.empty(channels, dtype=torch.float64, device=x.device)
-    size = float(samples * pixels)
-    with on(x.device):
-        if statistics is None:
-            dims = (0, *range(2, x.dim()))
-            mean = tree_sum(x, dims).reshape(channels) / torch.full_like(rstd, size)
-            total = _folded(SQUARE, x, x, mean, rstd, channels, samples, pixels, steps)
-            variance = torch.empty_like(rstd)
-        else:
-            (mean, total), size = statistics, 1.0
-            variance = torch.empty_like(rstd)
-        scales[(ceil_div(channels, 128),)](
-            total, variance, rstd, channels, bits(size), bits(eps), BLOCK=128, num_warps=2, enable_fp_fusion=False
-        )
-        apply[(ceil_div(x.numel(), BLOCK),)](
-            x, x if weight is None else weight, x if bias is None else bias, mean, rstd, out, x.numel(), inner,
-            channels, WEIGHT=weight is not None, BIAS=bias is not None, WIDE=x.numel() > 2**30, BLOCK=BLOCK,
-            num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-    return out, mean, variance, rstd
+    mean = torch.empty(of.channels if training else 0, dtype=saved, device=x.device)
+    rstd = torch.empty_like(mean)
+    part = squares = x
+    left = 1
+    if training:
+        part, left = _sums(VALUE, x, x, x, x, of)
+        squares, _ = _sums(SQUARE, x, x, part, x, of, left=left)
+    programs, numbers, constants = _tiles_plan(of)
+    size = of.length
+    launch(
+        normalize, (programs,), x, part, squares, x if weight is None else weight, x if bias is None else bias,
+        *(running or (x, x)), mean, rstd, out, of.channels, size, *of.sizes, *numbers, bits(float(size)), bits(eps),
+        bits(1.0 - momentum), bits(momentum), bits(size / (size - 1) if size > 1 else math.nan), TRAINING=training,
+        RUNNING=running is not None, WEIGHT=weight is not None, BIAS=bias is not None, LEFT=left,
+        enable_fp_fusion=False, **constants,
+    )  # fmt: skip
+    return out, mean, rstd
 
 
-def batch_norm_backward(
-    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, training: bool, wanted: bool,
-    channels_last: bool,
+def batch_norm_gradients(
+    g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor, rstd: Tensor, training: bool, eps: float, wanted: bool,
+    last: bool, dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
-    """dx (if wanted), and fp64 dw and db, from fp64 mean and rstd."""
-    from easyscale.numerics.kernels.gpu.channel_kernels import apply_backward, slopes
+    """dx (if wanted), and dw and db of `dtype`; in evaluation `mean` and `rstd` are the running mean and variance."""
+    from easyscale.numerics.kernels.gpu.channel_kernels import gradient
 
-    channels, samples, pixels, steps, inner = _sizes(x, channels_last)
-    with on(x.device):
-        first = tree_sum(g, (0, *range(2, g.dim()))).reshape(channels)
-        second = _folded(PRODUCT, g, x, mean, rstd, channels, samples, pixels, steps)
-        shift, slope, scale, dw = (torch.empty_like(rstd) for _ in range(4))
-        slopes[(ceil_div(channels, 128),)](
-            first, second, rstd, rstd if weight is None else weight, shift, slope, scale, dw, channels,
-            bits(float(samples * pixels)), WEIGHT=weight is not None, BLOCK=128, num_warps=2, enable_fp_fusion=False,
-        )  # fmt: skip
-        if not wanted:
-            return None, dw, first
-        out = torch.empty_like(x)
-        apply_backward[(ceil_div(x.numel(), BLOCK),)](
-            g, x, mean, shift, slope, scale, out, x.numel(), inner, channels,
-            TRAINING=training, WIDE=x.numel() > 2**30, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
-        )  # fmt: skip
-    return out, dw, first
+    of = _layout(x, last)
+    part, left = _sums(PRODUCT, g, x, mean, mean, of)
+    out = torch.empty_like(x) if wanted else x
+    dw = torch.empty(of.channels, dtype=dtype, device=x.device)
+    db = torch.empty_like(dw)
+    programs, numbers, constants = _tiles_plan(of)
+    if not wanted:  # the first span of each channel writes dw and db
+        programs = ceil_div(of.channels, constants["COLUMNS"]) if last else of.channels
+    launch(
+        gradient, (programs,), g, x, part, x if weight is None else weight, mean, rstd, out, dw, db, of.channels,
+        of.length, *of.sizes, *numbers, bits(float(of.length)), bits(eps), TRAINING=training, WANTED=wanted,
+        WEIGHT=weight is not None, LEFT=left, enable_fp_fusion=False,
+        **constants,
+    )  # fmt: skip
+    return out if wanted else None, dw, db

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import linecache
-import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,17 +19,18 @@ from torch import Tensor
 from easyscale.core.errors import UnsupportedError
 from easyscale.numerics.kernels.emit_triton import triton_source
 from easyscale.numerics.kernels.formulas import FORMULAS
-from easyscale.numerics.kernels.gpu.launch import ceil_div, on
+from easyscale.numerics.kernels.gpu.launch import bits, launch
 from easyscale.numerics.kernels.tracing import Formula
 
 BLOCK = 512  # four elements for each of 128 threads: 16 bytes of fp32
 WARPS = 4
 
-_INPUTS = (
+_INPUTS = frozenset((
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.int8, torch.int16,
     torch.int32, torch.int64,
-)  # fmt: skip
-_OUTPUTS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+))  # fmt: skip
+_PLAIN = _INPUTS - {torch.bool}
+_OUTPUTS = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
 
 
 def kernel_source(formula: Formula) -> str:
@@ -62,6 +62,7 @@ def kernel_source(formula: Formula) -> str:
     return "\n".join(lines)
 
 
+@functools.cache
 def kernel(name: str) -> Any:
     """The formula's kernel."""
     return _compiled(name)[f"k_{name}"]
@@ -87,24 +88,49 @@ def _compiled(name: str) -> dict[str, Any]:
     return scope
 
 
+@functools.cache
+def _settings(*single: bool) -> dict[str, Any]:
+    """Constants of a kernel, by which of its inputs are single elements."""
+    return {f"ONE{i}": one for i, one in enumerate(single)} | {"BLOCK": BLOCK}
+
+
 def evaluate(name: str, tensors: Sequence[Tensor], scalars: Sequence[float] = (), *, dtype: torch.dtype) -> Tensor:
     """The formula for each element, rounded to `dtype`: see `primitives.evaluate`."""
-    for given in tensors:
-        if given.dtype not in _INPUTS or dtype not in _OUTPUTS:
-            raise UnsupportedError(
-                f"{name} of {given.dtype} has no D2 form", "elementwise forms take real numbers of at most 64 bits",
-                "convert the tensor first, or use determinism d1",
-            )  # fmt: skip
-    out, inputs = arranged(tensors, dtype)
+    arrangement = _alike(tensors, dtype)
+    if arrangement is None:
+        for given in tensors:
+            if given.dtype not in _INPUTS or dtype not in _OUTPUTS:
+                raise UnsupportedError(
+                    f"{name} of {given.dtype} has no D2 form",
+                    "elementwise forms take real numbers of at most 64 bits",
+                    "convert the tensor first, or use determinism d1",
+                )
+        arrangement = arranged(tensors, dtype)
+    out, inputs = arrangement
     count = out.numel()
     if count:
-        single = {f"ONE{i}": x.dim() == 0 for i, x in enumerate(inputs)}
-        bits = [struct.unpack("<q", struct.pack("<d", scalar))[0] for scalar in scalars]
-        with on(out.device):
-            kernel(name)[(ceil_div(count, BLOCK),)](
-                *inputs, out, count, *bits, **single, BLOCK=BLOCK, num_warps=WARPS, enable_fp_fusion=False
-            )
+        settings = _settings(*[x.dim() == 0 for x in inputs])
+        launch(
+            kernel(name), (-(-count // BLOCK),), *inputs, out, count, *map(bits, scalars), **settings,
+            num_warps=WARPS, enable_fp_fusion=False,
+        )  # fmt: skip
     return out
+
+
+def _alike(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Sequence[Tensor]] | None:
+    """What `arranged` gives, found at once in the most frequent case: inputs with dimensions, of one layout, which is
+    that of the output, on one device."""
+    first = tensors[0]
+    if dtype not in _OUTPUTS or not first.dim():
+        return None
+    shape, strides, device = first.shape, first.stride(), first.get_device()
+    for x in tensors:
+        if x.dtype not in _PLAIN:
+            return None
+        if x is not first and (x.shape != shape or x.stride() != strides or x.get_device() != device):
+            return None
+    out = torch.empty_like(first, dtype=dtype)
+    return (out, tensors) if first.is_contiguous() or out.stride() == strides else None
 
 
 def arranged(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, list[Tensor]]:

@@ -1,8 +1,10 @@
 # mypy: ignore-errors
+# ruff: noqa: RUF005, RET505  Triton knows neither stars in tuples nor code after a return that is not taken
 """Triton kernels of softmax and of norms over rows: one program reads a row, sums it by the halving tree and writes it.
 
-A row of n values is padded to P = 2^LEVELS * LANES. Each lane first sums its 2^LEVELS values, LANES apart, in the order
-that the tree has (`_push`); then the lanes are added up. All are compiled without fusing multiply-adds.
+A row of n values is padded to P = CHUNKS * 2^LEVELS * LANES (`rows_kernels`). Without levels it stays in registers, as
+fp64, from the one time that it is read until the result is written; a longer one is read again in each pass. SHAPE is
+(LANES, CHUNKS, VALID, LEVELS). All are compiled without fusing multiply-adds.
 """
 
 from __future__ import annotations
@@ -11,246 +13,322 @@ import triton
 import triton.language as tl
 
 from easyscale.numerics.kernels.gpu.elementwise import function
-from easyscale.numerics.kernels.gpu.rows_kernels import _across
+from easyscale.numerics.kernels.gpu.rows_kernels import across, looped, number, rounded, tree
 
 f_exp = function("exp")
 f_log = function("log")
 
 
 @triton.jit
-def number(bits):
-    """An fp64 that was handed over as a whole number: Triton makes fp32 of a Python float."""
-    return bits.to(tl.int64).to(tl.float64, bitcast=True)
+def _column(i, k: tl.constexpr, SHAPE: tl.constexpr):
+    """Those of chunk k of round i."""
+    return (i + k * 2 ** SHAPE[3]) * SHAPE[0] + tl.arange(0, SHAPE[0])
 
 
 @triton.jit
-def _value(x, row, column, rows, n):
-    """fp64; +0 past the end."""
-    here = (row < rows)[:, None] & (column < n)[None, :]
-    return tl.load(x + row.to(tl.int64)[:, None] * n + column[None, :], mask=here, other=0).to(tl.float64)
+def _read(x, at, column, n, otherwise):
+    """fp64; `otherwise` past the end."""
+    base, here = at
+    return tl.load(x + base + column[None, :], mask=here & (column < n)[None, :], other=otherwise).to(tl.float64)
 
 
 @triton.jit
-def _turned(i, LEVELS: tl.constexpr):
-    """The last LEVELS bits of i, the last one first: the order in which a lane meets its values."""
-    turned = i * 0
-    for bit in tl.static_range(LEVELS):
-        turned = turned | (((i >> bit) & 1) << (LEVELS - 1 - bit))
-    return turned
+def _read_all(x, at, n, i, otherwise, SHAPE: tl.constexpr):
+    """The chunks of round i."""
+    found = ()
+    for k in tl.static_range(SHAPE[2]):
+        found = found + (_read(x, at, _column(i, k, SHAPE), n, otherwise),)
+    return found
 
 
 @triton.jit
-def _push(i, v, s0, s1, s2, s3, s4, s5, s6, s7):
-    """Sums of 1, 2, 4, .. values wait until their partner is there, like the digits of a counter."""
-    if i & 1 == 0:
-        s0 = v
-    else:
-        v = s0 + v
-        if i & 2 == 0:
-            s1 = v
-        else:
-            v = s1 + v
-            if i & 4 == 0:
-                s2 = v
-            else:
-                v = s2 + v
-                if i & 8 == 0:
-                    s3 = v
-                else:
-                    v = s3 + v
-                    if i & 16 == 0:
-                        s4 = v
-                    else:
-                        v = s4 + v
-                        if i & 32 == 0:
-                            s5 = v
-                        else:
-                            v = s5 + v
-                            if i & 64 == 0:
-                                s6 = v
-                            else:
-                                s7 = s6 + v
-    return s0, s1, s2, s3, s4, s5, s6, s7
+def _write(out, at, column, n, value):
+    base, here = at
+    tl.store(out + base + column[None, :], rounded(value, out), mask=here & (column < n)[None, :])
 
 
 @triton.jit
-def _pick(s0, s1, s2, s3, s4, s5, s6, s7, LEVELS: tl.constexpr):
-    """The sum of 2^LEVELS values."""
-    total = s0
-    if LEVELS == 1:
-        total = s1
-    if LEVELS == 2:
-        total = s2
-    if LEVELS == 3:
-        total = s3
-    if LEVELS == 4:
-        total = s4
-    if LEVELS == 5:
-        total = s5
-    if LEVELS == 6:
-        total = s6
-    if LEVELS == 7:
-        total = s7
-    return total
+def _place(row, rows, n):
+    """Where rows begin, and which there are."""
+    return row.to(tl.int64)[:, None] * n, (row < rows)[:, None]
+
+
+# ------------------------------------------------------------------------------------------------ softmax
 
 
 @triton.jit
-def _stored(out, row, column, rows, n, value):
-    here = (row < rows)[:, None] & (column < n)[None, :]
-    if out.dtype.element_ty != tl.float64:
-        value = value.to(tl.float32)
-    at = out + row.to(tl.int64)[:, None] * n + column[None, :]
-    tl.store(at, value.to(out.dtype.element_ty), mask=here)
+def _larger(top, values):
+    for k in tl.static_range(len(values)):
+        top = tl.where(values[k] > top, values[k], top)  # NaN is passed over: it comes back by exp(x - m)
+    return top
+
+
+@triton.jit
+def _exponentials(values, top):
+    found = ()
+    for k in tl.static_range(len(values)):
+        found = found + (f_exp(values[k] - top),)
+    return found
+
+
+@triton.jit
+def _softmax_term(context, SHAPE: tl.constexpr, i):
+    x, at, n, top = context
+    return (tree(_exponentials(_read_all(x, at, n, i, float("-inf"), SHAPE), top), SHAPE[1]),)
 
 
 @triton.jit
 def softmax(
-    x, out, rows, n,
-    LOGARITHM: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
+    x, out, rows, n, LOGARITHM: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr,
+    VALID: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """exp(x - m) / S, or (x - m) - log(S), with S the sum of exp(x - m)."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, LANES)
+    """exp(x - m) / S, or (x - m) - log(S), with S the sum of exp(x - m). What pads a row is -inf: its exp is +0."""
+    SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS)
+    at = _place(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows, n)
     top = tl.full((ROWS, LANES), float("-inf"), tl.float64)
-    for i in range(2**LEVELS):
-        column = i * LANES + lane
-        v = _value(x, row, column, rows, n)
-        top = tl.where((column < n)[None, :] & (v > top), v, top)  # NaN is passed over: it comes back by exp(x - m)
-    top = tl.max(top, axis=1)[:, None]
-    zero = tl.zeros((ROWS, LANES), dtype=tl.float64)
-    s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
-    for i in range(2**LEVELS):
-        column = _turned(i, LEVELS) * LANES + lane
-        e = tl.where((column < n)[None, :], f_exp(_value(x, row, column, rows, n) - top), zero)
-        s0, s1, s2, s3, s4, s5, s6, s7 = _push(i, e, s0, s1, s2, s3, s4, s5, s6, s7)
-    total = _across(_pick(s0, s1, s2, s3, s4, s5, s6, s7, LEVELS), ROWS, LANES)
-    if LOGARITHM:
-        total = f_log(total)
-    for i in range(2**LEVELS):
-        column = i * LANES + lane
-        apart = _value(x, row, column, rows, n) - top
-        result = apart - total if LOGARITHM else f_exp(apart) / total
-        _stored(out, row, column, rows, n, result)
+    if LEVELS == 0:
+        values = _read_all(x, at, n, 0, float("-inf"), SHAPE)
+        top = tl.max(_larger(top, values), axis=1)[:, None]
+        if LOGARITHM:
+            total = f_log(across(tree(_exponentials(values, top), CHUNKS), ROWS, LANES))
+            for k in tl.static_range(VALID):
+                _write(out, at, _column(0, k, SHAPE), n, (values[k] - top) - total)
+        else:
+            values = _exponentials(values, top)
+            total = across(tree(values, CHUNKS), ROWS, LANES)
+            for k in tl.static_range(VALID):
+                _write(out, at, _column(0, k, SHAPE), n, values[k] / total)
+    else:
+        for i in range(2**LEVELS):
+            top = _larger(top, _read_all(x, at, n, i, float("-inf"), SHAPE))
+        top = tl.max(top, axis=1)[:, None]
+        like = tl.zeros((ROWS, LANES), dtype=tl.float64)
+        total = across(looped(_softmax_term, (x, at, n, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
+        if LOGARITHM:
+            total = f_log(total)
+        for i in range(2**LEVELS):
+            values = _read_all(x, at, n, i, float("-inf"), SHAPE)  # before anything is stored, which loads do not pass
+            for k in tl.static_range(VALID):
+                apart = values[k] - top
+                result = apart - total if LOGARITHM else f_exp(apart) / total
+                _write(out, at, _column(i, k, SHAPE), n, result)
+
+
+@triton.jit
+def _slope_sum(g, y, LOGARITHM: tl.constexpr, CHUNKS: tl.constexpr):
+    """The tree over g * y, or g. Past the end both are +0."""
+    terms = ()
+    for k in tl.static_range(len(g)):
+        terms = terms + (g[k] if LOGARITHM else g[k] * y[k],)
+    return tree(terms, CHUNKS)
+
+
+@triton.jit
+def _slope(g, y, total, LOGARITHM: tl.constexpr):
+    return g - f_exp(y) * total if LOGARITHM else (g - total) * y
+
+
+@triton.jit
+def _softmax_backward_term(context, SHAPE: tl.constexpr, i):
+    g, y, at, n = context
+    values = _read_all(g, at, n, i, 0, SHAPE)
+    return (_slope_sum(values, values if SHAPE[4] else _read_all(y, at, n, i, 0, SHAPE), SHAPE[4], SHAPE[1]),)
 
 
 @triton.jit
 def softmax_backward(
-    g, y, out, rows, n,
-    LOGARITHM: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
+    g, y, out, rows, n, LOGARITHM: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr,
+    VALID: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """(g - S(g * y)) * y, or g - exp(y) * S(g)."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, LANES)
-    zero = tl.zeros((ROWS, LANES), dtype=tl.float64)
-    s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
-    for i in range(2**LEVELS):
-        column = _turned(i, LEVELS) * LANES + lane
-        v = _value(g, row, column, rows, n)
-        if not LOGARITHM:
-            v = tl.where((column < n)[None, :], v * _value(y, row, column, rows, n), zero)
-        s0, s1, s2, s3, s4, s5, s6, s7 = _push(i, v, s0, s1, s2, s3, s4, s5, s6, s7)
-    total = _across(_pick(s0, s1, s2, s3, s4, s5, s6, s7, LEVELS), ROWS, LANES)
-    for i in range(2**LEVELS):
-        column = i * LANES + lane
-        v, w = _value(g, row, column, rows, n), _value(y, row, column, rows, n)
-        result = v - f_exp(w) * total if LOGARITHM else (v - total) * w
-        _stored(out, row, column, rows, n, result)
+    SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS, LOGARITHM)
+    at = _place(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows, n)
+    if LEVELS == 0:
+        slopes, results = _read_all(g, at, n, 0, 0, SHAPE), _read_all(y, at, n, 0, 0, SHAPE)
+        total = across(_slope_sum(slopes, results, LOGARITHM, CHUNKS), ROWS, LANES)
+        for k in tl.static_range(VALID):
+            _write(out, at, _column(0, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
+    else:
+        like = tl.zeros((ROWS, LANES), dtype=tl.float64)
+        total = across(looped(_softmax_backward_term, (g, y, at, n), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
+        for i in range(2**LEVELS):
+            slopes, results = _read_all(g, at, n, i, 0, SHAPE), _read_all(y, at, n, i, 0, SHAPE)
+            for k in tl.static_range(VALID):
+                _write(out, at, _column(i, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
+
+
+# ------------------------------------------------------------------------------------------------ norms
 
 
 @triton.jit
-def _weight(w, row, column, n, groups, inner):
+def _weight(w, place, column, n, FLAT: tl.constexpr):
     """Of value `column` of a row: its number is (row % groups) * (n / inner) + column / inner."""
-    at = (row % groups)[:, None] * (n // inner) + (column // inner)[None, :]
-    return tl.load(w + at, mask=(column < n)[None, :], other=0).to(tl.float64)
+    first, magic, shift = place
+    if FLAT:
+        return tl.load(w + column, mask=column < n, other=0)[None, :].to(tl.float64)
+    else:
+        far = ((column.to(tl.int64) * magic) >> shift).to(tl.int32)
+        return tl.load(w + first + far[None, :], mask=(column < n)[None, :], other=0).to(tl.float64)
+
+
+@triton.jit
+def _first_weight(row, n, groups, inner, FLAT: tl.constexpr):
+    return row[:, None] * 0 if FLAT else (row % groups)[:, None] * (n // inner)
+
+
+@triton.jit
+def _apart(x, center, column, n, CENTRED: tl.constexpr):
+    """x - mean; +0 past the end."""
+    if CENTRED:
+        return tl.where((column < n)[None, :], x - center, tl.zeros_like(x))
+    else:
+        return x
+
+
+@triton.jit
+def _plain_term(context, SHAPE: tl.constexpr, i):
+    x, at, n, _ = context
+    return (tree(_read_all(x, at, n, i, 0, SHAPE), SHAPE[1]),)
+
+
+@triton.jit
+def _square_term(context, SHAPE: tl.constexpr, i):
+    x, at, n, center = context
+    return (tree(_squares(_read_all(x, at, n, i, 0, SHAPE), center, i, n, SHAPE), SHAPE[1]),)
+
+
+@triton.jit
+def _squares(values, center, i, n, SHAPE: tl.constexpr):
+    found = ()
+    for k in tl.static_range(len(values)):
+        v = _apart(values[k], center, _column(i, k, SHAPE), n, SHAPE[4])
+        found = found + (v * v,)
+    return found
+
+
+@triton.jit
+def _normal(
+    v, center, scale, w, b, place, column, n, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
+    FLAT: tl.constexpr,
+):  # fmt: skip
+    if CENTRED:
+        v = v - center
+    v = v * scale
+    if WEIGHT:
+        v = v * _weight(w, place, column, n, FLAT)
+    if BIAS:
+        v = v + _weight(b, place, column, n, FLAT)
+    return v
 
 
 @triton.jit(do_not_specialize=["size", "eps"], do_not_specialize_on_alignment=["size", "eps"])
 def row_norm(
-    x, w, b, out, mean, rstd, rows, n, groups, inner, size, eps,
-    CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
-    LEVELS: tl.constexpr,
+    x, w, b, out, mean, rstd, rows, n, groups, inner, magic, shift, size, eps, CENTRED: tl.constexpr,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    CHUNKS: tl.constexpr, VALID: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """((x - mean) * rstd) * w + b; `size` (n) and `eps` are the bits of fp64 numbers."""
+    """((x - mean) * rstd) * w + b; `size` (n) and `eps` are the bits of fp64 numbers. FLAT: one group, inner 1."""
+    SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS, CENTRED)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, LANES)
-    size = number(size)
-    zero = tl.zeros((ROWS, LANES), dtype=tl.float64)
+    at = _place(row, rows, n)
+    place = (_first_weight(row, n, groups, inner, FLAT), magic, shift)
+    like = tl.zeros((ROWS, LANES), dtype=tl.float64)
     center = tl.zeros((ROWS, 1), dtype=tl.float64)
+    values = (like,)
+    if LEVELS == 0:
+        values = _read_all(x, at, n, 0, 0, SHAPE)
     if CENTRED:
-        s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
-        for i in range(2**LEVELS):
-            v = _value(x, row, _turned(i, LEVELS) * LANES + lane, rows, n)
-            s0, s1, s2, s3, s4, s5, s6, s7 = _push(i, v, s0, s1, s2, s3, s4, s5, s6, s7)
-        center = _across(_pick(s0, s1, s2, s3, s4, s5, s6, s7, LEVELS), ROWS, LANES) / size
-        tl.store(mean + row[:, None], center, mask=(row < rows)[:, None])
-    s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
-    for i in range(2**LEVELS):
-        column = _turned(i, LEVELS) * LANES + lane
-        v = _value(x, row, column, rows, n)
-        if CENTRED:
-            v = v - center
-        v = tl.where((column < n)[None, :], v * v, zero)
-        s0, s1, s2, s3, s4, s5, s6, s7 = _push(i, v, s0, s1, s2, s3, s4, s5, s6, s7)
-    variance = _across(_pick(s0, s1, s2, s3, s4, s5, s6, s7, LEVELS), ROWS, LANES) / size
+        if LEVELS == 0:
+            part = tree(values, CHUNKS)
+        else:
+            part = looped(_plain_term, (x, at, n, center), SHAPE, like, 1, LEVELS)[0]
+        center = across(part, ROWS, LANES) / number(size)
+        tl.store(mean + row, tl.reshape(rounded(center, mean), (ROWS,)), mask=row < rows)
+    if LEVELS == 0:
+        part = tree(_squares(values, center, 0, n, SHAPE), CHUNKS)
+    else:
+        part = looped(_square_term, (x, at, n, center), SHAPE, like, 1, LEVELS)[0]
     one = tl.full((), 1, tl.int32).to(tl.float64)
-    scale = one / tl.sqrt(variance + number(eps))
-    tl.store(rstd + row[:, None], scale, mask=(row < rows)[:, None])
+    scale = one / tl.sqrt(across(part, ROWS, LANES) / number(size) + number(eps))
+    tl.store(rstd + row, tl.reshape(rounded(scale, rstd), (ROWS,)), mask=row < rows)
     for i in range(2**LEVELS):
-        column = i * LANES + lane
-        v = _value(x, row, column, rows, n)
-        if CENTRED:
-            v = v - center
-        v = v * scale
-        if WEIGHT:
-            v = v * _weight(w, row, column, n, groups, inner)
-        if BIAS:
-            v = v + _weight(b, row, column, n, groups, inner)
-        _stored(out, row, column, rows, n, v)
+        again = values if LEVELS == 0 else _read_all(x, at, n, i, 0, SHAPE)
+        for k in tl.static_range(VALID):
+            column = _column(i, k, SHAPE)
+            v = _normal(again[k], center, scale, w, b, place, column, n, CENTRED, WEIGHT, BIAS, FLAT)
+            _write(out, at, column, n, v)
+
+
+@triton.jit
+def _pair(
+    g, x, w, center, scale, place, column, n, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, FLAT: tl.constexpr
+):  # fmt: skip
+    """g * w and xhat; the first is +0 past the end."""
+    if WEIGHT:
+        g = tl.where((column < n)[None, :], g * _weight(w, place, column, n, FLAT), tl.zeros_like(g))
+    return g, _apart(x, center, column, n, CENTRED) * scale
+
+
+@triton.jit
+def _pairs(context, SHAPE: tl.constexpr, i):
+    """The chunks of round i, of both, as one tuple."""
+    g, x, w, at, center, scale, place, n = context
+    found = ()
+    for k in tl.static_range(SHAPE[2]):
+        column = _column(i, k, SHAPE)
+        gw, hat = _read(g, at, column, n, 0), _read(x, at, column, n, 0)
+        found = found + _pair(gw, hat, w, center, scale, place, column, n, SHAPE[4], SHAPE[5], SHAPE[6])
+    return found
+
+
+@triton.jit
+def _pair_sums(pairs, SHAPE: tl.constexpr):
+    products, plain = (), ()
+    for k in tl.static_range(SHAPE[2]):
+        products = products + (pairs[2 * k] * pairs[2 * k + 1],)
+        plain = plain + (pairs[2 * k],)
+    return tree(products, SHAPE[1]), tree(plain, SHAPE[1])
+
+
+@triton.jit
+def _pair_term(context, SHAPE: tl.constexpr, i):
+    return _pair_sums(_pairs(context, SHAPE, i), SHAPE)
+
+
+@triton.jit
+def _row_slope(gw, hat, first, second, scale, CENTRED: tl.constexpr):
+    if CENTRED:
+        gw = gw - first
+    return (gw - hat * second) * scale
 
 
 @triton.jit(do_not_specialize=["size"], do_not_specialize_on_alignment=["size"])
 def row_norm_backward(
-    g, x, w, mean, rstd, out, rows, n, groups, inner, size,
-    CENTRED: tl.constexpr, WEIGHT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
+    g, x, w, mean, rstd, out, rows, n, groups, inner, magic, shift, size, CENTRED: tl.constexpr, WEIGHT: tl.constexpr,
+    FLAT: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr, VALID: tl.constexpr,
+    LEVELS: tl.constexpr,
 ):  # fmt: skip
     """((gw - S(gw) / n) - xhat * (S(gw * xhat) / n)) * rstd, with gw = g * w."""
+    SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS, CENTRED, WEIGHT, FLAT)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, LANES)
-    size = number(size)
-    zero = tl.zeros((ROWS, LANES), dtype=tl.float64)
-    scale = tl.load(rstd + row, mask=row < rows, other=0)[:, None]
+    at = _place(row, rows, n)
+    place = (_first_weight(row, n, groups, inner, FLAT), magic, shift)
+    scale = tl.load(rstd + row[:, None], mask=at[1], other=0).to(tl.float64)
     center = tl.zeros((ROWS, 1), dtype=tl.float64)
-    first = center
     if CENTRED:
-        center = tl.load(mean + row, mask=row < rows, other=0)[:, None]
-        s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
-        for i in range(2**LEVELS):
-            column = _turned(i, LEVELS) * LANES + lane
-            v = _value(g, row, column, rows, n)
-            if WEIGHT:
-                v = tl.where((column < n)[None, :], v * _weight(w, row, column, n, groups, inner), zero)
-            s0, s1, s2, s3, s4, s5, s6, s7 = _push(i, v, s0, s1, s2, s3, s4, s5, s6, s7)
-        first = _across(_pick(s0, s1, s2, s3, s4, s5, s6, s7, LEVELS), ROWS, LANES) / size
-    s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
+        center = tl.load(mean + row[:, None], mask=at[1], other=0).to(tl.float64)
+    context = (g, x, w, at, center, scale, place, n)
+    like = tl.zeros((ROWS, LANES), dtype=tl.float64)
+    pairs = (like, like)
+    if LEVELS == 0:
+        pairs = _pairs(context, SHAPE, 0)
+        sums = _pair_sums(pairs, SHAPE)
+    else:
+        sums = looped(_pair_term, context, SHAPE, like, 2, LEVELS)
+    second = across(sums[0], ROWS, LANES) / number(size)
+    first = across(sums[1], ROWS, LANES) / number(size) if CENTRED else center
     for i in range(2**LEVELS):
-        column = _turned(i, LEVELS) * LANES + lane
-        v, hat = _value(g, row, column, rows, n), _value(x, row, column, rows, n)
-        if CENTRED:
-            hat = hat - center
-        hat = hat * scale
-        if WEIGHT:
-            v = v * _weight(w, row, column, n, groups, inner)
-        v = tl.where((column < n)[None, :], v * hat, zero)
-        s0, s1, s2, s3, s4, s5, s6, s7 = _push(i, v, s0, s1, s2, s3, s4, s5, s6, s7)
-    second = _across(_pick(s0, s1, s2, s3, s4, s5, s6, s7, LEVELS), ROWS, LANES) / size
-    for i in range(2**LEVELS):
-        column = i * LANES + lane
-        v, hat = _value(g, row, column, rows, n), _value(x, row, column, rows, n)
-        if CENTRED:
-            hat = hat - center
-        hat = hat * scale
-        if WEIGHT:
-            v = v * _weight(w, row, column, n, groups, inner)
-        if CENTRED:
-            v = v - first
-        _stored(out, row, column, rows, n, (v - hat * second) * scale)
+        again = pairs if LEVELS == 0 else _pairs(context, SHAPE, i)
+        for k in tl.static_range(VALID):
+            result = _row_slope(again[2 * k], again[2 * k + 1], first, second, scale, CENTRED)
+            _write(out, at, _column(i, k, SHAPE), n, result)

@@ -7,11 +7,12 @@ Relies on Triton's fp32 dot with `input_precision="ieee"` being a chain of fma.r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import ceil_div, on, processors
+from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, is_aligned, on, processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,16 @@ class Tile:
         return batch * ceil_div(m, self.rows) * ceil_div(n, self.columns)
 
 
-# Largest first: most reuse of what is loaded. The later ones are for few outputs, where a long chain would leave most
-# SMs without work, and for thin products.
+# Largest first: most reuse of what is loaded. The first was the fastest of all on an H200, from few tiles on. The
+# others are for few outputs, where a long chain would leave most SMs without work, and for thin products.
 TILES: tuple[Tile, ...] = (
-    Tile(128, 128, 16, 8, 3), Tile(128, 64, 16, 4, 3), Tile(64, 128, 16, 4, 3), Tile(64, 64, 16, 4, 3),
-    Tile(64, 32, 32, 4, 3), Tile(32, 64, 32, 4, 3), Tile(32, 32, 32, 2, 3), Tile(16, 64, 32, 2, 3),
-    Tile(64, 16, 32, 2, 3), Tile(16, 32, 32, 1, 3), Tile(32, 16, 32, 1, 3), Tile(16, 16, 64, 1, 3),
+    Tile(64, 64, 32, 4, 3), Tile(64, 32, 32, 4, 3), Tile(32, 64, 32, 4, 3), Tile(32, 32, 32, 2, 3),
+    Tile(16, 64, 32, 2, 3), Tile(64, 16, 32, 2, 3), Tile(16, 32, 32, 1, 3), Tile(32, 16, 32, 1, 3),
+    Tile(16, 16, 64, 1, 3),
 )  # fmt: skip
-WAVES = 2  # programs for each SM below which a smaller tile is taken
+WAVES = 1  # programs for each SM below which a smaller tile is taken
+
+TRANSPOSED_FROM = 64  # rows above which half the time of a product is more than a copy of B takes
 
 
 def tile_for(batch: int, m: int, n: int, busy: int) -> Tile:
@@ -60,16 +63,29 @@ def product(a: Tensor, b: Tensor, block: int = 0, tile: Tile | None = None) -> T
         return out
     if k == 0:
         return out.zero_()
-    from easyscale.numerics.kernels.gpu.product_kernels import chain
-
-    if tile is None:
-        tile = tile_for(batch, m, n, processors(a.device))
     if k <= block:
         block = 0
+    if b.stride(1) == 1 and b.stride(2) != 1 and m > TRANSPOSED_FROM:
+        b = b.contiguous()  # neighbouring columns on neighbouring lanes: else lanes wait for the same banks
+    plan = _plan((batch, m, n, k), a.stride(), b.stride(), block, tile, is_aligned(a), is_aligned(b), a.dtype, a.device)
     with on(a.device):
-        chain[(tile.count(batch, m, n),)](
-            a, b, out, m, n, k, *a.stride(), *b.stride(),
-            ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, TAIL=k % tile.depth != 0,
-            BLOCK=block, REST=bool(block) and k % block != 0, num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
+        plan(a, b, out)
     return out
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    shape: tuple[int, int, int, int], stride_a: tuple[int, ...], stride_b: tuple[int, ...], block: int,
+    tile: Tile | None, aligned_a: bool, aligned_b: bool, dtype: torch.dtype, device: torch.device,
+) -> Launch:  # fmt: skip
+    """The last arguments are what a launch is kept by."""
+    from easyscale.numerics.kernels.gpu.product_kernels import chain
+
+    batch, m, n, k = shape
+    if tile is None:
+        tile = tile_for(batch, m, n, processors(device))
+    return Launch(
+        chain, (tile.count(batch, m, n),), (m, n, k, *stride_a, *stride_b),
+        ROWS=tile.rows, COLUMNS=tile.columns, DEPTH=tile.depth, TAIL=k % tile.depth != 0,
+        BLOCK=block, REST=bool(block) and k % block != 0, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip

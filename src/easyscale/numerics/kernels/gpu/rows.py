@@ -1,49 +1,125 @@
-"""Sums by the halving tree on a GPU: long sums are folded by passes over memory, short rows summed by one kernel.
+"""Sums by the halving tree on a GPU: in one launch where there are many sums or short ones, else in two.
 
-The tree adds x[i] and x[i + P/2] first. So P/F partial sums of F elements that lie P/F apart are elementwise work, for
-neighbouring i on neighbouring lanes; what is left is a tree of P/F elements again. Relies on nothing but IEEE additions
-in fp64; guarantees the bits of `primitives.tree_sum`.
+The tree adds x[i] and x[i + P/2] first. So all values that lie `left` apart, a power of two, have a sum of their own
+in it, and what is left is a tree over `left` of these. Short rows go to one program each (`rows`). Sums of columns, and
+few long ones, go to programs that take the values of some neighbouring columns or residues (`fold`), as many programs
+as keep the device busy; a second launch adds up what they leave. How a sum is cut is a question of speed alone: relies
+on nothing but IEEE additions in fp64; guarantees the bits of `primitives.tree_sum`, rounded once where asked for.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import ceil_div, on
+from easyscale.numerics.kernels.gpu.launch import bits, ceil_div, launch, processors
 
-MOST_LANES = 1024  # of the kernel that finishes rows
-MOST_FOLD = 16
-AT_ONCE = 2048  # elements of one program, before folding
+CHUNKS = 8  # values of one thread that a program holds for each of its lanes
+MOST_LANES = 2048  # of one row, four neighbouring values for each thread
+FEW_LANES = 128  # those of one warp
+ROW = 2**20  # the longest row of one program
+AT_ONCE = 16384  # the longest one where there are few
+SEGMENT = 128  # bytes that a program reads at one place
+WARP = 1024  # values that a warp holds of rows that are taken at once
+TILE = 1024  # values of a program of `fold` at once
+BUSY = 2  # programs for each SM
 
 Levels = list[tuple[int, int]]  # (size, step), outermost first
 
 
-def tree_sum(x: Tensor, dims: Sequence[int]) -> Tensor:
-    """fp64 sums over `dims` (kept with size 1), by the halving tree (`primitives.tree_sum`)."""
-    reduced = sorted({dim % x.dim() for dim in dims}) if x.dim() else []
-    shape = [1 if dim in reduced else size for dim, size in enumerate(x.shape)]
-    outputs, length = 1, 1
-    for dim, size in enumerate(x.shape):
-        if dim in reduced:
-            length *= size
-        else:
-            outputs *= size
-    if outputs == 0 or length == 0:
-        return torch.zeros(shape, dtype=torch.float64, device=x.device)
-    if length == 1:
-        return x.to(torch.float64).reshape(shape)
+class Step(NamedTuple):
+    """One launch: kernel, programs, its numbers and constants, and how many values it leaves."""
+
+    kernel: str
+    grid: tuple[int]
+    numbers: tuple[int, ...]
+    constants: dict[str, Any]
+    leaves: int
+
+
+def tree_sum(
+    x: Tensor, dims: Sequence[int], dtype: torch.dtype = torch.float64, divisor: float | None = None,
+    square: bool = False, root: bool = False,
+) -> Tensor:  # fmt: skip
+    """Sums over `dims` (kept with size 1), by the halving tree (`primitives.tree_sum`): of x or its squares, divided,
+    the square root of it, rounded once to `dtype`."""
     if x.dtype is torch.bool:
         x = x.view(torch.uint8)
-    others = [dim for dim in range(x.dim()) if dim not in reduced]
-    kept, summed = (merged([(x.shape[dim], x.stride(dim)) for dim in part]) for part in (others, reduced))
-    if len(kept) > 2 or len(summed) > 2:  # more levels of strides than the kernels know: moved first
+    divide = divisor is not None
+    options = (tuple(dims), x.dtype, square, divide, root, processors(x.device))
+    shape, steps = planned(x.shape, x.stride(), *options)
+    if steps is None:  # more levels of strides than the kernels know: moved first
+        reduced = [dim for dim, size in enumerate(shape) if size == 1]
+        others = [dim for dim in range(x.dim()) if dim not in reduced]
         x = x.permute(*others, *reduced).contiguous()
-        kept, summed = [(outputs, length)], [(length, 1)]
-    with on(x.device):
-        return summed_up(x, outputs, length, kept, summed).view(shape)
+        moved = (tuple(range(len(others), x.dim())), *options[1:])
+        steps = planned(x.shape, x.stride(), *moved)[1]
+        assert steps is not None
+    if not steps:
+        empty = math.nan if divisor == 0.0 else 0.0
+        return torch.full(shape, empty, dtype=dtype, device=x.device)
+    from easyscale.numerics.kernels.gpu import rows_kernels
+
+    size = bits(divisor) if divisor is not None else 0
+    for step in steps[:-1]:
+        out = torch.empty(step.leaves, dtype=torch.float64, device=x.device)
+        kernel = getattr(rows_kernels, step.kernel)
+        launch(kernel, step.grid, x, out, *step.numbers, size, enable_fp_fusion=False, **step.constants)
+        x = out
+    step = steps[-1]
+    out = torch.empty(shape, dtype=dtype, device=x.device)
+    kernel = getattr(rows_kernels, step.kernel)
+    launch(kernel, step.grid, x, out, *step.numbers, size, enable_fp_fusion=False, **step.constants)
+    return out
+
+
+# ---------------------------------------------------------------------------------------------- how a sum is cut
+
+
+@functools.lru_cache(maxsize=4096)
+def planned(
+    shape: Sequence[int], strides: Sequence[int], dims: tuple[int, ...], dtype: torch.dtype, square: bool, divide: bool,
+    root: bool, busy: int,
+) -> tuple[list[int], list[Step] | None]:  # fmt: skip
+    """The shape of the result, and the launches: none for no elements, None if the tensor has to be moved first."""
+    reduced = sorted({dim % len(shape) for dim in dims}) if shape else []
+    result = [1 if dim in reduced else size for dim, size in enumerate(shape)]
+    others = [dim for dim in range(len(shape)) if dim not in reduced]
+    kept, summed = (merged([(shape[dim], strides[dim]) for dim in part]) for part in (others, reduced))
+    outputs = math.prod(shape[dim] for dim in others)
+    length = math.prod(shape[dim] for dim in reduced)
+    if not outputs or not length:
+        return result, []
+    if len(kept) > 2 or len(summed) > 2:
+        return result, None
+    # Neighbouring elements on neighbouring lanes: those of one sum, or those of neighbouring sums.
+    across = bool(kept) and kept[-1][1] < (summed[-1][1] if summed else 1)
+    steps: list[Step] = []
+    last = {"DIVIDE": divide, "ROOT": root}
+    first: dict[str, Any] = {"SQUARE": square, "DIVIDE": False, "ROOT": False}
+    padded = power(length)
+    many = outputs >= busy and padded <= ROW
+    if not across and (padded <= AT_ONCE or many):
+        return result, [_rows(outputs, length, kept, summed, first | last)]
+    left = residues(outputs, padded, dtype.itemsize, across, BUSY * busy)
+    now = first | (last if left == 1 else {})
+    steps.append(_fold(outputs, length, left, kept, summed, across, dtype.itemsize, now))
+    rest = {"SQUARE": False} | last
+    if across and left > 1:
+        steps.append(_fold(outputs, left, 1, [(outputs, 1)], [(left, outputs)], True, 8, rest))
+    elif not across:
+        steps.append(_rows(outputs, left, [(outputs, left)], [(left, 1)], rest))
+    return result, steps
+
+
+def power(n: int) -> int:
+    """The next power of two."""
+    return 1 << (n - 1).bit_length()
 
 
 def merged(levels: Levels) -> Levels:
@@ -59,57 +135,82 @@ def merged(levels: Levels) -> Levels:
     return found
 
 
-def summed_up(x: Tensor, outputs: int, length: int, kept: Levels, summed: Levels) -> Tensor:
-    """fp64 [outputs]."""
-    padded = 1 << (length - 1).bit_length()
-    # Neighbouring elements on neighbouring lanes: those of one sum, or those of neighbouring sums.
-    across = bool(kept) and kept[-1][1] < (summed[-1][1] if summed else 1)
-    while True:
-        if padded == 1:
-            return x
-        if not across and padded <= MOST_LANES * MOST_FOLD:
-            return _finished(x, outputs, length, padded, kept, summed)
-        x, padded = _fold(x, outputs, length, padded, kept, summed, across)
-        length = padded
-        kept, summed = ([(outputs, 1)], [(padded, outputs)]) if across else ([(outputs, padded)], [(padded, 1)])
+@functools.lru_cache(maxsize=1024)
+def row_shape(n: int, rows: int, chunks: int) -> tuple[dict[str, int], int]:
+    """How a program takes rows of n values: its LANES, CHUNKS, VALID chunks and LEVELS, the number of warps, and how
+    many rows. Rows of one warp's lanes stay in it, so that their sums do not go through shared memory."""
+    padded = power(n)
+    lanes = min(padded, max(FEW_LANES, min(padded // chunks, MOST_LANES)))
+    count = min(chunks, padded // lanes)
+    levels = (padded // (lanes * count)).bit_length() - 1
+    block = max(1, 4 * FEW_LANES // lanes, 16 * FEW_LANES // (lanes * count))
+    block = min(block, power(rows))
+    warps = max(1, min(max(4, lanes // FEW_LANES), block * lanes // FEW_LANES))
+    shape = {"LANES": lanes, "CHUNKS": count, "VALID": ceil_div(n, lanes << levels), "LEVELS": levels}
+    return shape | {"num_warps": warps}, block
 
 
-def _finished(x: Tensor, outputs: int, length: int, padded: int, kept: Levels, summed: Levels) -> Tensor:
-    from easyscale.numerics.kernels.gpu.rows_kernels import rows
+@functools.lru_cache(maxsize=1024)
+def row_shape_at_once(n: int, rows: int) -> tuple[dict[str, int], int]:
+    """The same with one chunk for a whole row, if it fits into registers. Triton's choice of layouts needs that where
+    a first sum goes into the terms of a second one: of several chunks it makes code that spills everything."""
+    padded = power(n)
+    if padded > AT_ONCE:
+        return row_shape(n, rows, CHUNKS)
+    block = min(max(1, WARP // padded), power(rows))
+    warps = max(1, padded // WARP)
+    return {"LANES": padded, "CHUNKS": 1, "VALID": 1, "LEVELS": 0, "num_warps": warps}, block
 
-    fold = min(MOST_FOLD, max(1, padded // 64))
-    lanes = padded // fold
-    block = max(1, min(AT_ONCE // padded, 64, 1 << (outputs - 1).bit_length()))
-    out = torch.empty(outputs, dtype=torch.float64, device=x.device)
-    rows[(ceil_div(outputs, block),)](
-        x, out, outputs, length, *_places(kept), *_places(summed), OUTPUTS=block, LANES=lanes, FOLD=fold,
-        FLAT=len(summed) < 2, num_warps=max(1, min(8, block * lanes // 64)), enable_fp_fusion=False,
-    )  # fmt: skip
-    return out
+
+def residues(outputs: int, padded: int, itemsize: int, across: bool, busy: int) -> int:
+    """How many partial sums of each output are left, so that there are `busy` programs if the sums are long enough."""
+    columns = SEGMENT // itemsize
+    rows = TILE // columns
+    if not across:
+        left = min(columns, padded)
+        while outputs * left < busy * columns and 2 * left * rows <= padded and left < AT_ONCE:
+            left *= 2
+        return left
+    columns = min(columns, power(outputs))
+    left = 1
+    while ceil_div(outputs, columns) * left < busy and padded > left * TILE // columns * CHUNKS:
+        left *= 2
+    return left
+
+
+def tile_shape(length: int, left: int, columns: int) -> dict[str, int]:
+    """How a program of a fold takes its values: ROWS and COLUMNS of a tile, CHUNKS, VALID chunks, LEVELS and warps."""
+    span = power(length) // left  # values of one residue
+    rows = min(span, TILE // columns)
+    count = min(CHUNKS, span // rows)
+    levels = (span // (rows * count)).bit_length() - 1
+    shape = {"ROWS": rows, "COLUMNS": columns, "CHUNKS": count, "LEVELS": levels}
+    valid = ceil_div(length, (left * rows) << levels)
+    return shape | {"VALID": valid, "num_warps": max(1, min(8, rows * columns // FEW_LANES))}
+
+
+def _rows(outputs: int, length: int, kept: Levels, summed: Levels, options: dict[str, Any]) -> Step:
+    shape, block = row_shape(length, outputs, CHUNKS)
+    inner, inner_step, outer_step = _places(summed)
+    constants: dict[str, Any] = {"OUTPUTS": block, "FLAT": len(summed) < 2, **shape, **options}
+    numbers = (outputs, length, *_places(kept), inner, *magic_of(inner), inner_step, outer_step)
+    return Step("rows", (ceil_div(outputs, block),), numbers, constants, outputs)
 
 
 def _fold(
-    x: Tensor, outputs: int, length: int, padded: int, kept: Levels, summed: Levels, across: bool
-) -> tuple[Tensor, int]:
-    """One pass: `padded / fold` partial sums of each output. Across: [partial sums, outputs]; else the other way."""
-    from easyscale.numerics.kernels.gpu.rows_kernels import fold as kernel
-
-    fold = min(MOST_FOLD, padded)
-    left = padded // fold
-    if across:
-        block = min(128, 1 << (outputs - 1).bit_length())
-        lanes = max(1, min(left, 128 // block))
-    else:
-        lanes = min(left, 256)
-        block = 1
-    out = torch.empty(outputs * left, dtype=torch.float64, device=x.device)
-    steps = (1, outputs) if across else (left, 1)
-    kernel[(ceil_div(outputs, block) * ceil_div(left, lanes),)](
-        x, out, outputs, length, left, *_places(kept), *_places(summed), *steps,
-        OUTPUTS=block, LANES=lanes, FOLD=fold, FLAT=len(summed) < 2, WIDE=padded > 2**30,
-        num_warps=max(1, min(8, block * lanes // 32)), enable_fp_fusion=False,
-    )  # fmt: skip
-    return out, left
+    outputs: int, length: int, left: int, kept: Levels, summed: Levels, across: bool, itemsize: int,
+    options: dict[str, Any],
+) -> Step:  # fmt: skip
+    columns = min(SEGMENT // itemsize, power(outputs) if across else left)
+    inner, inner_step, outer_step = _places(summed)
+    piece = _places(kept)[0] % columns == 0 or len(kept) < 2 if across else len(summed) < 2 or inner % columns == 0
+    constants = {
+        **tile_shape(length, left, columns), "ACROSS": across, "PIECE": piece, "FLAT": len(summed) < 2,
+        "WIDE": power(length) > 2**30, **options,
+    }  # fmt: skip
+    programs = ceil_div(outputs, columns) * left if across else outputs * (left // columns)
+    numbers = (outputs, length, left, *_places(kept), inner, *magic_of(inner), inner_step, outer_step)
+    return Step("fold", (programs,), numbers, constants, outputs * left)
 
 
 def _places(levels: Levels) -> tuple[int, int, int]:
@@ -117,3 +218,10 @@ def _places(levels: Levels) -> tuple[int, int, int]:
     if len(levels) == 2:
         return levels[1][0], levels[1][1], levels[0][1]
     return (*levels[0], 0) if levels else (1, 0, 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def magic_of(divisor: int) -> tuple[int, int]:
+    """m and s with i // divisor == (i * m) >> s for all 0 <= i < 2^31, and i * m < 2^63."""
+    shift = 31 + (divisor - 1).bit_length()
+    return (1 << shift) // divisor + 1, shift

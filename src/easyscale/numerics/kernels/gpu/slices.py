@@ -1,79 +1,235 @@
-"""Products by exact integer slices on a GPU: Triton cuts and joins, `torch._int_mm` multiplies on the tensor cores.
+"""Products by exact integer slices on a GPU: Triton cuts both factors, multiplies on the tensor cores and joins.
 
-The slices of a row of A lie one after the other, those of a column of B too but the last one first: then the sum over
-all pairs of slices i + j = g is one integer product, of the first g + 1 slices of A and the last g + 1 of B. Integer
-sums are exact, so it does not matter how they are computed. The definition is in `portable.products.sliced_product`;
-guarantees its bits.
+One kernel multiplies all pairs of slices of a tile while they lie in shared memory, and scales their sum: nothing of
+whole numbers is written to memory. Integer sums are exact, so tiles and order cannot matter. The definition is in
+`portable.products.sliced_product`; guarantees its bits.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels import weights
-from easyscale.numerics.kernels.gpu.launch import ceil_div, on
-from easyscale.numerics.kernels.portable import products as portable
+from easyscale.numerics.kernels.gpu import workspace
+from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, ceil_div, is_aligned, processors
 
-MOST_TERMS = 2**17  # products of two slices (at most 2^14 each) that an int32 surely holds the sum of
-TOTALS_BYTES = 2**28  # of integer results at a time: larger products are computed panel by panel
-ALIGNED = 16  # bytes: what the tensor cores want of K and of rows
+ALIGNED = 16  # bytes: what the copy engine wants of rows
+AT_ONCE = 4096  # values of a row that one program can hold
+LEAST_STEPS, MOST_STEPS = 1024, 16_384  # of k in one part: enough to be worth a program; int32 sums cannot overflow
+MOST_FOUND = 32  # parts in which the largest value of a row is looked for
+CHECKED = 64  # rows and columns of a tile that `repair` looks at
+PLANS = 4096  # kept, of each kind
 
 
-def sliced_product(a: Tensor, b: Tensor, slices: int) -> Tensor:
-    """fp32 [M, N] from [M, K] and [K, N] of fp32, bf16 or fp16, any strides (`primitives.sliced_product`)."""
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Outputs of one program, the steps of k it loads at a time, its warps and stages."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes of shared memory."""
+        return 4 * (self.rows + self.columns) * self.depth * self.stages + 1024
+
+    def options(self) -> dict[str, int]:
+        """Of a launch."""
+        sizes = {"ROWS": self.rows, "COLUMNS": self.columns, "DEPTH": self.depth}
+        return {**sizes, "num_warps": self.warps, "num_stages": self.stages}
+
+
+# Measured on an H200, where the first was the fastest or near to it; the others are for less shared memory.
+TILES = (Tile(128, 64, 128, 8, 2), Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 2), Tile(64, 32, 64, 4, 2))
+
+# Slices (int8 [slices * rows, k padded]), and for each row the bits of the value that it is scaled by.
+Cut = tuple[Tensor, Tensor]
+
+
+@cache
+def tile_for(device: torch.device) -> Tile:
+    """The first that the device has the shared memory for."""
+    if device.type != "cuda":
+        return TILES[-1]
+    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin  # type: ignore[attr-defined]
+    return next((tile for tile in TILES if tile.memory <= room), TILES[-1])
+
+
+def sliced_product(
+    a: Tensor, b: Tensor, slices: int, most_a: None = None, most_b: None = None, *, bias: Tensor | None = None,
+    tile: Tile | None = None,
+) -> Tensor:  # fmt: skip
+    """fp32 [M, N] from [M, K] and [K, N] of fp32, bf16 or fp16, any strides (`primitives.sliced_product`). A `bias`
+    of fp32 [N], contiguous and at a multiple of 16 bytes, is added in fp32."""
+    assert bias is None or is_aligned(bias), "a launch is kept for aligned ones"
+    assert slices in (3, 4), "the kernel is written for three and four slices"
+    assert most_a is None is most_b, "convolutions have kernels of their own"
     (m, k), n = a.shape, b.shape[1]
     if m == 0 or n == 0 or k == 0:
-        return torch.zeros((m, n), dtype=torch.float32, device=a.device)
-    if k * slices >= MOST_TERMS:
-        return portable.sliced_product(a, b, slices)
-    from easyscale.numerics.kernels.gpu.slices_kernels import join, repair
-
-    out = torch.empty((m, n), dtype=torch.float32, device=a.device)
-    with on(a.device):
-        cut_a, exponent_a, bad_a = weights.cut(a, slices, "gpu", lambda: _cut(a, slices, False))
-        cut_b, exponent_b, bad_b = weights.cut(b.t(), slices, "gpu, last first", lambda: _cut(b.t(), slices, True))
-        width, columns = cut_a.shape[1] // slices, cut_b.shape[0]
-        panel = min(cut_a.shape[0], max(256, TOTALS_BYTES // (4 * slices * columns) // 256 * 256))
-        totals = torch.empty((slices, panel, columns), dtype=torch.int32, device=a.device)
-        for first in range(0, m, panel):
-            part = cut_a[first : first + panel]
-            if part.shape[0] < panel:  # the last panel: fewer rows, but never too few for the integer product
-                part = cut_a[cut_a.shape[0] - max(part.shape[0], 32) :]
-            start = min(first, cut_a.shape[0] - part.shape[0])
-            for group in range(slices):
-                here = totals[group, : part.shape[0]]
-                right = cut_b[:, (slices - 1 - group) * width :].t()
-                torch._int_mm(part[:, : (group + 1) * width], right, out=here)
-            rows = min(part.shape[0], m - start)
-            join[(ceil_div(rows, 16), ceil_div(n, 128))](
-                totals, exponent_a, exponent_b, out, rows, n, start, panel * columns, columns,
-                SLICES=slices, ROWS=16, COLUMNS=128, num_warps=4, enable_fp_fusion=False,
-            )  # fmt: skip
-        repair[(ceil_div(m, 64), ceil_div(n, 64))](
-            a, b, bad_a, bad_b, out, m, n, k, *a.stride(), *b.stride(),
-            ROWS=64, COLUMNS=64, DEPTH=16, num_warps=4, num_stages=1,
-        )  # fmt: skip
+        return torch.zeros((m, n), dtype=torch.float32, device=a.device) + (0 if bias is None else bias)
+    turned = b.t()
+    plan = _product_plan(m, n, k, slices, tile or tile_for(a.device), bias is not None, a.device)
+    repair = _repair_plan(
+        m, n, k, a.stride(), b.stride(), bias is not None, is_aligned(a), is_aligned(b), a.dtype, a.device
+    )
+    with workspace.locked():
+        left = weights.cut(a, slices, "gpu", lambda: cut(a, slices)) if weights.keeps(a) else cut(a, slices, 0)
+        if weights.keeps(b):
+            right = weights.cut(turned, slices, "gpu", lambda: cut(turned, slices))
+        else:
+            right = cut(turned, slices, 1)
+        out = plan.multiply(left, right, bias)
+        repair(a, b, left[1], right[1], a if bias is None else bias, out)
     return out
 
 
-def _cut(v: Tensor, slices: int, reverse: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Slices (int8, [rows padded, slices * K padded]), exponent of each row and whether it is not finite."""
-    from easyscale.numerics.kernels.gpu.slices_kernels import cut, scales
+def parts_of(tiles: int, k: int, tile: Tile, device: torch.device) -> tuple[int, int]:
+    """Into how many parts the steps of k are cut, and how long each is: speed only, sums of whole numbers are exact."""
+    wanted = max(1, min(2 * processors(device) // tiles, k // LEAST_STEPS))
+    each = ceil_div(min(MOST_STEPS, ceil_div(k, wanted)), tile.depth) * tile.depth
+    return ceil_div(k, each), each
 
-    rows, k = v.shape
-    width = ceil_div(k, ALIGNED) * ALIGNED
-    # Rows past the end are never written: whatever they hold, their products are not looked at.
-    parts = torch.empty((max(32, ceil_div(rows, 8) * 8), slices * width), dtype=torch.int8, device=v.device)
-    exponent = torch.empty(rows, dtype=torch.int32, device=v.device)
-    bad = torch.empty(rows, dtype=torch.int8, device=v.device)
-    # A tile that is long in the direction in which memory is contiguous.
-    tall, deep = (4, 512) if v.stride(1) == 1 else (64, 32)
-    scales[(ceil_div(rows, tall),)](
-        v, exponent, bad, rows, k, *v.stride(), ROWS=tall, DEPTH=deep, num_warps=4, enable_fp_fusion=False
-    )
-    cut[(ceil_div(rows, tall), ceil_div(width, deep))](
-        v, exponent, bad, parts, rows, k, width, *v.stride(),
-        SLICES=slices, REVERSED=reverse, ROWS=tall, DEPTH=deep, num_warps=4, enable_fp_fusion=False,
+
+# ---------------------------------------------------------------------------------------------------- multiplying
+
+
+class _Product:
+    """How products of one shape are computed."""
+
+    def __init__(self, shape: tuple[int, int, int], tile: Tile, whole: Launch, join: Launch | None) -> None:
+        self.shape = shape  # parts, M, N
+        self.whole, self.join = whole, join
+        self.tiles = KeptTiles(tile.rows, tile.depth), KeptTiles(tile.columns, tile.depth)
+
+    def multiply(self, a: Cut, b: Cut, bias: Tensor | None) -> Tensor:
+        (parts_a, most_a), (parts_b, most_b) = a, b
+        more = most_a if bias is None else bias
+        size = self.shape if self.join is not None else self.shape[1:]
+        dtype = torch.float32 if self.join is None else torch.int64
+        out = torch.empty(size, dtype=dtype, device=parts_a.device)
+        self.whole(self.tiles[0].of(parts_a), self.tiles[1].of(parts_b), most_a, most_b, more, out)
+        if self.join is None:
+            return out
+        joined = torch.empty(self.shape[1:], dtype=torch.float32, device=out.device)
+        self.join(out, most_a, most_b, more, joined)
+        return joined
+
+
+class KeptTiles:
+    """The last description of blocks of a matrix: mostly it is the same memory again."""
+
+    __slots__ = ("block", "last")
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.block = (rows, columns)
+        self.last: Tiles | None = None
+
+    def of(self, parts: Tensor) -> Tiles:
+        if self.last is None or self.last.parts is not parts:
+            self.last = Tiles(parts, self.block)
+        return self.last
+
+
+@lru_cache(maxsize=PLANS)
+def _product_plan(
+    m: int, n: int, k: int, slices: int, tile: Tile, biased: bool, device: torch.device
+) -> _Product:
+    from easyscale.numerics.kernels.gpu.slices_kernels import multiply
+
+    tiles = ceil_div(m, tile.rows) * ceil_div(n, tile.columns)
+    number, each = parts_of(tiles, k, tile, device)
+    parted = number > 1
+    whole = Launch(
+        multiply, (number * tiles,), (m, n, k, each),
+        SLICES=slices, PARTS=parted, BIAS=biased and not parted, enable_fp_fusion=False, **tile.options(),
     )  # fmt: skip
-    return parts, exponent, bad
+    join = joining(m * n, m, n, number, slices, False, biased) if parted else None
+    return _Product((number, m, n), tile, whole, join)
+
+
+def joining(count: int, m: int, n: int, number: int, slices: int, masked: bool, biased: bool = False) -> Launch:
+    """fp32 of int64 [parts, .., M, N]."""
+    from easyscale.numerics.kernels.gpu.slices_kernels import join
+
+    options = {"SLICES": slices, "MASKED": masked, "BIAS": biased, "BLOCK": 512, "num_warps": 4}
+    return Launch(join, (ceil_div(count, 512),), (count, m, n, number), **options, enable_fp_fusion=False)
+
+
+@lru_cache(maxsize=PLANS)
+def _repair_plan(
+    m: int, n: int, k: int, stride_a: tuple[int, ...], stride_b: tuple[int, ...], biased: bool, aligned_a: bool,
+    aligned_b: bool, dtype: torch.dtype, device: torch.device,
+) -> Launch:  # fmt: skip
+    """Of factors with these strides: the last arguments are what a launch is kept by."""
+    from easyscale.numerics.kernels.gpu.slices_kernels import repair
+
+    tiles = ceil_div(m, CHECKED) * ceil_div(n, CHECKED)
+    each = 1 << (max(1, tiles // (8 * processors(device))) - 1).bit_length()
+    options = {"BIAS": biased, "ROWS": CHECKED, "COLUMNS": CHECKED, "DEPTH": 16, "EACH": each}
+    numbers = (m, n, k, tiles, *stride_a, *stride_b)
+    return Launch(repair, (ceil_div(tiles, each),), numbers, **options, num_warps=4, num_stages=1)
+
+
+# ------------------------------------------------------------------------------------------------------- cutting
+
+
+class _Cutting:
+    """How matrices of one shape and layout are cut: slices, what they are scaled by, and what was found on the way."""
+
+    def __init__(self, rows: int, shape: tuple[int, int], parts: int, find: Launch | None, cutting: Launch) -> None:
+        self.rows, self.shape, self.parts = rows, shape, parts
+        self.find, self.cutting = find, cutting  # `cutting` finds the largest values itself if `find` is not there
+        self.places = workspace.Places(((torch.int8, shape), (torch.int32, (rows,)), (torch.int32, (parts, rows))))
+
+    def __call__(self, v: Tensor, slot: int | None) -> Cut:
+        parts, most, found = self.places.fresh(v.device) if slot is None else self.places.at(v.device, slot)
+        if self.find is None:
+            self.cutting(v, most, parts)
+        else:
+            self.find(v, found)
+            self.cutting(v, found, most, parts)
+        return parts, most
+
+
+def cut(v: Tensor, slices: int, slot: int | None = None) -> Cut:
+    """Of each row; in memory of its own, or in the workspace's (which is to be locked)."""
+    return _cutting(v.shape[0], v.shape[1], v.stride(), slices, is_aligned(v), v.dtype, v.device)(v, slot)
+
+
+@lru_cache(maxsize=PLANS)
+def _cutting(
+    rows: int, k: int, strides: tuple[int, int], slices: int, aligned: bool, dtype: torch.dtype, device: torch.device
+) -> _Cutting:
+    """The last arguments are what a launch is kept by."""
+    from easyscale.numerics.kernels.gpu.slices_kernels import cut_rows, cut_tiles, find_most
+
+    width = ceil_div(k, ALIGNED) * ALIGNED
+    shape = slices * rows, width
+    if strides[1] == 1 and k <= AT_ONCE:
+        deep = 1 << (width - 1).bit_length()
+        tall = max(1, 4096 // deep)
+        numbers = (rows, k, width, strides[0], rows * width)
+        cutting = Launch(
+            cut_rows, (ceil_div(rows, tall),), numbers, SLICES=slices, ROWS=tall, DEPTH=deep, num_warps=4,
+            enable_fp_fusion=False,
+        )  # fmt: skip
+        return _Cutting(rows, shape, 0, None, cutting)
+    tall, deep = (4, 512) if strides[1] == 1 else (64, 64)  # long where memory is contiguous
+    times = 1 << max(0, ceil_div(k, deep * MOST_FOUND) - 1).bit_length()
+    parts = ceil_div(k, deep * times)
+    find = Launch(
+        find_most, (ceil_div(rows, tall), parts), (rows, k, *strides), ROWS=tall, DEPTH=deep, TIMES=times, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    cutting = Launch(
+        cut_tiles, (ceil_div(rows, tall), ceil_div(width, deep)), (rows, k, width, *strides, rows * width, parts),
+        SLICES=slices, ROWS=tall, DEPTH=deep, PARTS=1 << (parts - 1).bit_length(), num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return _Cutting(rows, shape, parts, find, cutting)

@@ -27,13 +27,14 @@ def _place(number, size1, size2, size3, step0, step1, step2, step3):
 
 @triton.jit
 def chain_over_view(
-    a, b, out, m, n, k, spans, a_batch, a_row, a_step, b_batch,
-    k1, k2, k3, k_step0, k_step1, k_step2, k_step3, n1, n2, n3, n_step0, n_step1, n_step2, n_step3,
+    a, b, table, out, m, n, k, spans, a_batch, a_row, a_step, b_batch,
+    n1, n2, n3, n_step0, n_step1, n_step2, n_step3,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """One tile of out[batch, span]: chains over blocks of k, each added to the sum of those before it.
 
-    A batch's k is cut into `spans` of SPAN; BLOCK divides SPAN, DEPTH divides BLOCK.
+    `table`: where the element of each k lies, from that of k = 0. A batch's k is cut into `spans` of SPAN; BLOCK
+    divides SPAN, DEPTH divides BLOCK.
     """
     tiles_down, tiles_across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
     program = tl.program_id(0)
@@ -55,9 +56,8 @@ def chain_over_view(
     whole = length // DEPTH
     for i in range(whole):
         steps = begin + i * DEPTH + tl.arange(0, DEPTH)
-        places = _place(steps, k1, k2, k3, k_step0, k_step1, k_step2, k_step3)
         x = tl.load(left + steps.to(tl.int64)[None, :] * a_step).to(tl.float32)
-        y = tl.load(right + places[:, None]).to(tl.float32)
+        y = tl.load(right + tl.load(table + steps)[:, None]).to(tl.float32)
         acc = tl.dot(x, y, acc, input_precision="ieee")
         if (i + 1) % (BLOCK // DEPTH) == 0:
             total += acc
@@ -66,7 +66,7 @@ def chain_over_view(
         # Steps past the end multiply -0 by +0: adding -0 leaves every acc as it is, -0 included.
         steps = begin + whole * DEPTH + tl.arange(0, DEPTH)
         inside = steps < begin + length
-        places = _place(steps, k1, k2, k3, k_step0, k_step1, k_step2, k_step3)
+        places = tl.load(table + steps, mask=inside, other=0)
         nothing = tl.full((ROWS, DEPTH), NEGATIVE_ZERO, tl.int32).to(tl.float32, bitcast=True)
         x = tl.load(left + steps.to(tl.int64)[None, :] * a_step, mask=inside[None, :], other=0.0).to(tl.float32)
         y = tl.load(right + places[:, None], mask=inside[:, None], other=0.0).to(tl.float32)

@@ -3,17 +3,7 @@ slices (`c/slices.c`).
 
 The FMA chain: out[b, m, n] is acc after acc = fmaf(a[b, m, k], b[b, k, n], acc) for k = 0 .. K-1, from acc = +0.
 
-Exact slices, S of them, for [M, K] and [K, N]:
-
-1. Each row of `a` and each column of `b` gets e, the smallest whole number with max |v| < 2^e over that row (column);
-   a row of zeros has no e, and its results are +0.
-2. Each value v becomes the whole number V = rint(v * 2^(8S - 2 - e)), ties to even; |V| <= 2^(8S - 2). Its digits to
-   the base 256, each within -128 .. 127, are the slices: for i = S-1 down to 1, q(i) = V - 256 * ((V + 128) >> 8) and
-   V = (V + 128) >> 8; q0 is what is left, within -64 .. 64.
-3. P(g) = the sum over i + j = g and over k of qa(i)[m, k] * qb(j)[k, n], in whole numbers, for g = 0 .. S-1.
-4. In fp64: acc = P(S-1); then for g = S-2 down to 0: acc = acc * 2^-8 + P(g). Then acc * 2^(ea + eb - 12), and one
-   rounding to fp32. (The multiplications are by powers of two and stay in fp64's normal range: they are exact.)
-5. If a row of `a` or a column of `b` holds an infinity or NaN, the outputs that touch it are the FMA chain instead.
+Exact slices: defined in docs/numerics.md, and in `portable.products.sliced_product`.
 
 Relies on `library` being available.
 """
@@ -54,7 +44,7 @@ def _view_product() -> Callable[..., int]:
 @functools.cache
 def _sliced_product() -> Callable[..., int]:
     function = library().d2_sliced_product
-    function.argtypes = [_P, _I, _L, _L, _P, _I, _L, _L, _P, _L, _L, _L, _I, _I]
+    function.argtypes = [_P, _I, _L, _L, _P, _P, _I, _L, _L, _P, _P, _L, _L, _L, _I, _I]
     function.restype = ctypes.c_int
     return function
 
@@ -96,14 +86,18 @@ def view_product(a: Tensor, seen: Tensor, inner: int, block: int, span: int) -> 
     return out[:, 0] if spans == 1 else tree_sum(out, (1,))[:, 0].to(torch.float32)
 
 
-def sliced_product(a: Tensor, b: Tensor, slices: int) -> Tensor:
+def sliced_product(
+    a: Tensor, b: Tensor, slices: int, most_a: Tensor | None = None, most_b: Tensor | None = None
+) -> Tensor:
     """fp32 [M, N] from [M, K] and [K, N] of fp32, bf16 or fp16, any strides: exact integer products of slices."""
-    assert 1 <= slices <= 6, f"1 to 6 slices, not {slices}"
+    assert 1 <= slices <= 4, f"1 to 4 slices, not {slices}"
     rows, inner = a.shape
     columns = b.shape[1]
     out = torch.empty((rows, columns), dtype=torch.float32)
+    most = [None if x is None else x.contiguous() for x in (most_a, most_b)]
+    place_a, place_b = (None if x is None else x.data_ptr() for x in most)
     failed = _sliced_product()(
-        a.data_ptr(), _CODES[a.dtype], *a.stride(), b.data_ptr(), _CODES[b.dtype], *b.stride(),
+        a.data_ptr(), _CODES[a.dtype], *a.stride(), place_a, b.data_ptr(), _CODES[b.dtype], *b.stride(), place_b,
         out.data_ptr(), rows, columns, inner, slices, torch.get_num_threads(),
     )  # fmt: skip
     if failed:

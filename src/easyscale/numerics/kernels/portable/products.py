@@ -53,44 +53,62 @@ def product(a: Tensor, b: Tensor, block: int = 0) -> Tensor:
     return acc.to(torch.float32)
 
 
-def sliced_product(a: Tensor, b: Tensor, slices: int) -> Tensor:
-    """fp32 [M, N] from [M, K] and [K, N]: sums of products of int8 slices, exact, joined in fp64 in a fixed order.
+def sliced_product(
+    a: Tensor, b: Tensor, slices: int, most_a: Tensor | None = None, most_b: Tensor | None = None
+) -> Tensor:
+    """fp32 [M, N] from [M, K] and [K, N]: sums of products of int8 slices, exact, rounded at the end.
 
     Each row of A and each column of B is scaled by a power of two, rounded to whole numbers and cut into digits to the
-    base 256, `slices` of them (`_cut`). P[g] = sum of qa[i] qb[j] over i + j = g and k. The result is the fp64 chain
-    acc = acc / 256 + P[g] for g = slices-1 .. 0, scaled back and rounded once. Where a row or column has an infinity or
-    a NaN, the outputs it takes part in are FMA chains.
+    base 256, `slices` of them (`_cut`). T is the sum over k and over i + j < slices of qa[i] qb[j] 256^(slices-1-i-j),
+    a whole number below 2^63. The result is fp32(fp64(T) * scale). Where a row or column has an infinity or a NaN, the
+    outputs it takes part in are FMA chains. `most_a`, `most_b`: see `primitives.sliced_product`.
     """
     rows, columns = a.shape[0], b.shape[1]
     if rows == 0 or columns == 0 or a.shape[1] == 0:
         return torch.zeros((rows, columns), dtype=torch.float32, device=a.device)
-    cut_a, exponent_a, bad_a = weights.cut(a, slices, "portable", lambda: _cut(a, slices))
-    cut_b, exponent_b, bad_b = weights.cut(b.t(), slices, "portable", lambda: _cut(b.t(), slices))
-    acc = torch.zeros((rows, columns), dtype=torch.float64, device=a.device)
-    for group in reversed(range(slices)):
-        total = torch.zeros((rows, columns), dtype=torch.int64, device=a.device)
+    cut_a, exponent_a, bad_a = _cut_or_kept(a, slices, most_a)
+    cut_b, exponent_b, bad_b = _cut_or_kept(b.t(), slices, most_b)
+    total = torch.zeros((rows, columns), dtype=torch.int64, device=a.device)
+    for group in range(slices):
+        total = total << 8
         for i in range(group + 1):
             total = total + _integer_product(cut_a[i], cut_b[group - i])
-        acc = acc * 2.0**-8 + total.to(torch.float64)
-    scale = _power_of_two(exponent_a[:, None] + exponent_b[None, :] - 12)
-    out = (acc * scale).to(torch.float32)
+    scale = _power_of_two(exponent_a[:, None] + exponent_b[None, :] - 14 - 8 * (slices - 1))
+    out = (total.to(torch.float64) * scale).to(torch.float32)
     if bool((bad_a.any() | bad_b.any()).cpu()):
-        chain = product(a[None], b[None])[0]
-        out = torch.where(bad_a[:, None] | bad_b[None, :], chain, out)
+        bad = bad_a[:, None] | bad_b[None, :]
+        given = most_a is not None or most_b is not None
+        out = torch.where(bad, torch.nan if given else product(a[None], b[None])[0], out)
     return out
 
 
-def _cut(v: Tensor, slices: int) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Slices (int8, [rows, K]), exponent of each row (int64), and which rows are not finite (these count as zero)."""
+def largest_bits(v: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The bits of the largest |v| over `dims`, as int32: above those of infinity where there is a NaN."""
+    found = v.to(torch.float32).contiguous().view(torch.int32) & 0x7FFFFFFF
+    return found.amax(dims)
+
+
+def _cut_or_kept(v: Tensor, slices: int, most: Tensor | None) -> tuple[list[Tensor], Tensor, Tensor]:
+    if most is not None:
+        return _cut(v, slices, most)
+    return weights.cut(v, slices, "portable", lambda: _cut(v, slices, None))
+
+
+def _cut(v: Tensor, slices: int, most: Tensor | None) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Slices (int8, [rows, K]), exponent of each row (int64), and which rows are not finite (these count as zero).
+
+    The exponent is the smallest e with |v| < 127/128 2^e, so that |V| < 127/128 2^(8 slices - 1), and the uppermost
+    digit is at most 127 whatever is carried into it.
+    """
     v = v.to(torch.float32).contiguous()
-    largest = (v.view(torch.int32) & 0x7FFFFFFF).amax(1)
+    largest = largest_bits(v, (1,)) if most is None else most
     bad = largest >= _INFINITY
     largest = torch.where(bad, 0, largest)
-    # the exponent field of the fp64 value (never subnormal, it came from fp32): |v| < 2^exponent
-    field = largest.view(torch.float32).to(torch.float64).view(torch.int64) >> 52
+    # the exponent field of the fp64 value (never subnormal, it came from fp32), one more from 127/128 of the next on
+    field = (largest.view(torch.float32).to(torch.float64).view(torch.int64) + 2**46) >> 52
     exponent = torch.where(largest == 0, 0, field - 1022)
-    scale = _power_of_two(8 * slices - 2 - exponent)
-    # to even at ties; at most 2^(8 slices - 2)
+    scale = _power_of_two(8 * slices - 1 - exponent)
+    # to even at ties
     whole = (torch.where(bad[:, None], 0.0, v).to(torch.float64) * scale[:, None]).round().to(torch.int64)
     parts = []
     for _ in range(slices - 1):  # the lowest digit first, within -128 .. 127

@@ -4,6 +4,7 @@
    columns of b) are cut into slices once and laid into panels: four k of one line in one 32-bit word, the words of a
    panel's lines side by side. The bytes of a are kept as q + 128, which makes them unsigned as the instruction for
    bytes wants it (vpdpbusd); 128 times the sums of b's slices is taken off again at the end. */
+#include <math.h>
 #include <stdlib.h>
 
 #include "pack.h"
@@ -18,7 +19,7 @@ int d2_product(const void *, int, long, long, long, const void *, int, long, lon
 #endif
 #define BREADTH (2 * LANES) /* lines in a panel of b */
 #define CHUNK 1024          /* k at a time: sums in 32 bits stay below 2^15 * 2^10 * slices */
-#define MOST_SLICES 6       /* all digits of a value together fit into the 52 bits that `whole` can round */
+#define MOST_SLICES 4       /* sums over up to 2^17 k of all slices fit into 63 bits */
 
 typedef int32_t words __attribute__((vector_size(LANES * 4)));
 
@@ -27,6 +28,7 @@ typedef struct {
     operand from;
     long lines, width, panels, K, K4; /* K4: words along k, a multiple of CHUNK / 4 only in its last block */
     int slices, offset;
+    const int32_t *most; /* bits of the value that each line is scaled by; NULL: of its largest */
     uint32_t *data;
     int *exponent; /* of each line; INT32_MIN where a value is not finite */
     int64_t *sums; /* of each slice of each line, over k: [slices][panels * width] */
@@ -43,10 +45,12 @@ static double power_of_two(long exponent) {
     return x;
 }
 
-/* Exponents of a panel's lines: the smallest e with |v| < 2^e. `scratch`: a packed block. */
+/* Exponents of a panel's lines: the smallest e with |v| < 127/128 2^e. `scratch`: a packed block. */
 static void find_exponents(sliced *x, long first, long lines, float *scratch) {
     uint32_t largest[BREADTH] = {0};
-    for (long k0 = 0; k0 < x->K; k0 += CHUNK) {
+    if (x->most)
+        for (long i = 0; i < lines; i++) largest[i] = (uint32_t)x->most[first + i];
+    else for (long k0 = 0; k0 < x->K; k0 += CHUNK) {
         long depth = least(x->K - k0, CHUNK);
         pack(scratch, moved(x->from, first, k0), lines, x->lines - first, x->width, depth);
         for (long k = 0; k < depth; k++)
@@ -63,7 +67,8 @@ static void find_exponents(sliced *x, long first, long lines, float *scratch) {
         double d = v; /* never subnormal, it came from fp32 */
         int64_t bits;
         memcpy(&bits, &d, 8);
-        x->exponent[first + i] = largest[i] >= 0x7f800000 ? NOT_FINITE : largest[i] == 0 ? 0 : (int)(bits >> 52) - 1022;
+        int field = (int)((bits + ((int64_t)1 << 46)) >> 52);
+        x->exponent[first + i] = largest[i] >= 0x7f800000 ? NOT_FINITE : largest[i] == 0 ? 0 : field - 1022;
     }
 }
 
@@ -74,7 +79,7 @@ static void cut(sliced *x, long panel, float *scratch) {
     find_exponents(x, first, lines, scratch);
     double scale[BREADTH];
     for (long i = 0; i < x->width; i++)
-        scale[i] = x->exponent[first + i] == NOT_FINITE ? 0 : power_of_two(8 * x->slices - 2 - x->exponent[first + i]);
+        scale[i] = x->exponent[first + i] == NOT_FINITE ? 0 : power_of_two(8 * x->slices - 1 - x->exponent[first + i]);
     uint32_t *to = x->data + panel * x->slices * x->K4 * x->width;
     long width = x->width, slice = x->K4 * width;
     for (int s = 0; s < x->slices; s++)
@@ -186,17 +191,17 @@ static void outputs(tile_function *f, const sliced *a, const sliced *b, long pan
     for (long i = 0; i < least(M - panel_a * HEIGHT, HEIGHT); i++)
         for (long j = 0; j < least(N - panel_b * BREADTH, BREADTH); j++) {
             long m = panel_a * HEIGHT + i, n = panel_b * BREADTH + j;
-            if (a->exponent[m] == NOT_FINITE || b->exponent[n] == NOT_FINITE) continue; /* a chain is there already */
-            double acc = 0;
-            for (int g = slices - 1; g >= 0; g--) acc = acc * 0x1p-8 + (double)(total[g][i * BREADTH + j] - excess[g][j]);
-            out[m * N + n] = (float)(acc * power_of_two(a->exponent[m] + b->exponent[n] - 12));
+            if (a->exponent[m] == NOT_FINITE || b->exponent[n] == NOT_FINITE) continue; /* a chain, or NaN, is there already */
+            int64_t sum = 0;
+            for (int g = 0; g < slices; g++) sum = sum * 256 + (total[g][i * BREADTH + j] - excess[g][j]);
+            out[m * N + n] = (float)((double)sum * power_of_two(a->exponent[m] + b->exponent[n] - 14 - 8 * (slices - 1)));
         }
 }
 
 static int prepare(sliced *x, const void *p, int dtype, long line, long k, long lines, long width, long K, int slices,
-                   int offset) {
+                   int offset, const int32_t *most) {
     *x = (sliced){.from = {p, dtype, line, k}, .lines = lines, .width = width, .panels = (lines + width - 1) / width,
-                  .K = K, .K4 = (K + 3) / 4, .slices = slices, .offset = offset};
+                  .K = K, .K4 = (K + 3) / 4, .slices = slices, .offset = offset, .most = most};
     size_t all = x->panels * width;
     x->data = aligned_alloc(64, (all * slices * x->K4 * 4 + 63) / 64 * 64);
     x->exponent = malloc(all * sizeof(int));
@@ -216,8 +221,11 @@ static int any_not_finite(const sliced *x) {
     return 0;
 }
 
-int d2_sliced_product(const void *a_p, int a_dtype, long a_sm, long a_sk, const void *b_p, int b_dtype, long b_sk,
-                      long b_sn, float *out, long M, long N, long K, int slices, int threads) {
+/* `most_a`, `most_b`: bits of the values that rows and columns are scaled by, not below their largest; NULL: those.
+   Where one is given, what is not finite gives NaN instead of chains. */
+int d2_sliced_product(const void *a_p, int a_dtype, long a_sm, long a_sk, const int32_t *most_a, const void *b_p,
+                      int b_dtype, long b_sk, long b_sn, const int32_t *most_b, float *out, long M, long N, long K,
+                      int slices, int threads) {
     if (M * N == 0) return 0;
     if (K == 0) {
         memset(out, 0, M * N * sizeof(float));
@@ -226,8 +234,8 @@ int d2_sliced_product(const void *a_p, int a_dtype, long a_sm, long a_sk, const 
     if (slices < 1 || slices > MOST_SLICES) return 2;
     int parallel = threads > 1 && (double)M * N * K >= 1e6;
     sliced a = {0}, b = {0};
-    int failed = prepare(&a, a_p, a_dtype, a_sm, a_sk, M, HEIGHT, K, slices, 128) |
-                 prepare(&b, b_p, b_dtype, b_sn, b_sk, N, BREADTH, K, slices, 0);
+    int failed = prepare(&a, a_p, a_dtype, a_sm, a_sk, M, HEIGHT, K, slices, 128, most_a) |
+                 prepare(&b, b_p, b_dtype, b_sn, b_sk, N, BREADTH, K, slices, 0, most_b);
     if (!failed) {
 #pragma omp parallel for num_threads(threads) if (parallel) reduction(| : failed)
         for (long panel = 0; panel < a.panels + b.panels; panel++) {
@@ -238,7 +246,9 @@ int d2_sliced_product(const void *a_p, int a_dtype, long a_sm, long a_sk, const 
             free(scratch);
         }
     }
-    if (!failed && (any_not_finite(&a) || any_not_finite(&b)))
+    if (!failed && (most_a || most_b))
+        for (long i = 0; i < M * N; i++) out[i] = (float)NAN;
+    else if (!failed && (any_not_finite(&a) || any_not_finite(&b)))
         failed = d2_product(a_p, a_dtype, 0, a_sm, a_sk, b_p, b_dtype, 0, b_sk, b_sn, out, 1, M, N, K, threads);
     if (!failed) {
         tile_function *f = best_tile();
