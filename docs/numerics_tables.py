@@ -16,19 +16,22 @@ import math
 import re
 import struct
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from easyscale.numerics.kernels import (
+    autocast,
     formula_functions,
     formula_powers,
+    formula_singles,
     formulas,
     install,
     products,
     recurrent,
     safe,
+    sliced_convolutions,
     switches,
 )
 from easyscale.numerics.kernels.catalogue import FORMS
@@ -68,7 +71,7 @@ def _constants(module: ModuleType) -> list[tuple[str, str, Any]]:
 
 def constants() -> str:
     """Numbers, and polynomials with the lowest power first."""
-    known = _constants(formula_functions) + _constants(formulas)
+    known = [each for part in (formula_functions, formula_singles, formulas) for each in _constants(part)]
     numbers = [(n, r, v) for n, r, v in known if isinstance(v, float) and math.isfinite(v)]
     rows = [[f"`{name}`", f"`{value.hex()}`", f"{value:.17g}", remark] for name, remark, value in numbers]
     parts = [table(["name", "value", "about", "remark"], rows)]
@@ -89,7 +92,7 @@ def _text(node: ast.FunctionDef, lines: list[str]) -> str:
     body = node.body[1:] if remark else node.body
     kept = [f"# {line}" for line in textwrap.wrap(remark, 116)] + [f"def {node.name}({ast.unparse(node.args)}):"]
     for line in lines[(node.body[0].end_lineno if remark else body[0].lineno - 1) or 0 : node.end_lineno]:
-        line = re.sub(r"\bfn\.", "", line)  # the module of functions
+        line = re.sub(r"\b(fn|singles)\.", "", line)  # the modules of functions
         line = re.sub(r"\w+\.like\(([^()]*)\)", r"\1", line)  # a constant
         kept.append(re.sub(r"^( +\w+): [\w\[\]]+ = ", r"\1 = ", line))
     return "\n".join(kept)
@@ -98,7 +101,7 @@ def _text(node: ast.FunctionDef, lines: list[str]) -> str:
 def functions() -> str:
     """The text of all formulas, in the order of their definition."""
     parts = []
-    for module in (formula_functions, formula_powers, formulas):
+    for module in (formula_functions, formula_powers, formula_singles, formulas):
         source = inspect.getsource(module)
         nodes = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name != "formula"]
         parts.append("```python\n" + "\n\n".join(_text(node, source.splitlines()) for node in nodes) + "\n```")
@@ -166,12 +169,12 @@ def slicing() -> str:
         ["`BLOCK`", str(products.BLOCK)],
         ["`SPAN`", str(products.SPAN)],
         ["`SLICES`", str(products.SLICES)],
-        ["`SLICES_DEEP`", str(products.SLICES_DEEP)],
         ["`SLICES_HALF`", str(products.SLICES_HALF)],
-        ["`DEEP`", str(products.DEEP)],
         ["`SLICED_FROM`", str(products.SLICED_FROM)],
         ["`SLICED_SIDE`", str(products.SLICED_SIDE)],
-        ["`SLICED_DEPTH`", str(products.SLICED_DEPTH)],
+        ["`SLICED_STEPS`", str(products.SLICED_STEPS)],
+        ["`SLICED_MOST`", str(products.SLICED_MOST)],
+        ["`SLICED_CHANNELS`", str(sliced_convolutions.SLICED_CHANNELS)],
     ]
     return table(["name", "value"], rows)
 
@@ -179,6 +182,22 @@ def slicing() -> str:
 def settings() -> str:
     rows = [[f"`{s.name}`" if "." in s.name else s.name, str(s.wanted), s.why] for s in switches.SWITCHES]
     return table(["setting", "in a D2 job", "why"], rows)
+
+
+def autocast_lists() -> str:
+    lists: dict[str, Iterable[str]] = {
+        "In the lower precision.": autocast.LOWER,
+        "In fp32.": autocast.FP32,
+        "As they are, with results of fp32 (`dtype`, where none was given and the first tensor is not fp64).":
+            [*autocast.FP32_RESULT, *autocast.NORMS],
+        "In the widest dtype of their tensors: fp32, or all in the lower precision.": autocast.WIDEST,
+        "Refused.": autocast.BANNED,
+    }  # fmt: skip
+    return "\n\n".join(f"{title}\n\n{_listed(names)}" for title, names in lists.items())
+
+
+def _listed(names: Iterable[str]) -> str:
+    return "\n".join(textwrap.wrap(", ".join(f"`{name}`" for name in names), 128, break_on_hyphens=False))
 
 
 _GROUPS = {
@@ -204,8 +223,7 @@ def stock() -> str:
     assert set(groups) <= set(_GROUPS), f"lists of `safe` without a sentence here: {set(groups) - set(_GROUPS)}"
     parts = []
     for name, entries in groups.items():
-        names = textwrap.wrap(", ".join(f"`{entry}`" for entry in entries), 128, break_on_hyphens=False)
-        parts.append("\n".join([_GROUPS[name], "", *names]))
+        parts.append(f"{_GROUPS[name]}\n\n{_listed(entries)}")
     return "\n\n".join(parts)
 
 
@@ -263,7 +281,7 @@ def made(text: str) -> str:
     """The page with all its made parts as the code says now."""
     parts: dict[str, Callable[[], str]] = {
         "versions": versions, "slicing": slicing, "constants": constants, "functions": functions, "checks": checks,
-        "settings": settings, "stock": stock, "operators": lambda: operators(text),
+        "settings": settings, "autocast": autocast_lists, "stock": stock, "operators": lambda: operators(text),
     }  # fmt: skip
     named = [match["name"] for match in _PART.finditer(text)]
     assert sorted(named) == sorted(parts), f"parts of the page: {named}"

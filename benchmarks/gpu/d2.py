@@ -147,6 +147,8 @@ PARTS: dict[str, Callable[[Place, list[str]], list[Row]]] = {
     "products": products, "convolutions": convolutions, "operators": operators, "steps": steps, "curves": curves,
 }  # fmt: skip
 
+ONE_BY_ONE = ("convolutions", "steps", "curves")  # written after each model: a run may be cut off
+
 
 def about(place: Place) -> Row:
     known: Row = {"torch": torch.__version__, **install.status()}
@@ -186,17 +188,18 @@ def measure(place: Place, wanted: list[str], models: list[str], results: Path) -
     everything["about"] = about(place)
     failed = 0
     for part in wanted:
-        began = time.monotonic()
-        try:
-            rows = PARTS[part](place, models)
-        except Exception:
-            traceback.print_exc()
-            failed += 1
-            continue
-        show(f"{part} ({time.monotonic() - began:.0f} s)", rows)
-        everything[part] = merged(everything.get(part, []), rows)
-        if not place.tiny:
-            results.write_text(json.dumps(everything, indent=1) + "\n")
+        for some in [[name] for name in models] if part in ONE_BY_ONE else [models]:
+            began = time.monotonic()
+            try:
+                rows = PARTS[part](place, some)
+            except Exception:
+                traceback.print_exc()
+                failed += 1
+                continue
+            show(f"{part} ({time.monotonic() - began:.0f} s)", rows)
+            everything[part] = merged(everything.get(part, []), rows)
+            if not place.tiny:
+                results.write_text(json.dumps(everything, indent=1) + "\n")
     return 1 if failed else 0
 
 

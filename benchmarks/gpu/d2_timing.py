@@ -51,6 +51,7 @@ class Place:
 def stock_is_deterministic() -> None:
     """The vendor's deterministic fp32: what D1 has on a GPU."""
     torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # as in a job
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False

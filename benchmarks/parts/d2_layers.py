@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from d2_zoo import MODELS, batches
-from easyscale.numerics.kernels import products
+from easyscale.numerics.kernels import products, sliced_convolutions
+from easyscale.numerics.kernels.sliced_convolutions import Correlation
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +33,29 @@ class Layer:
     positions: int  # of the output
     linear: bool
 
-    def depths(self, batch: int) -> dict[str, tuple[int, int, int]]:
-        """(M, N, K) of its three products at this batch, as `convolutions` defines them."""
-        taps = torch.Size(self.kernel).numel()
+    def over(self, batch: int) -> dict[str, tuple[int, int, Correlation]]:
+        """Channels out and in of a group, and how taps lie over pictures, of its three products. That of the input is
+        the phase with the most taps, that of the weight is the forward's."""
         wide, narrow = self.outputs // self.groups, self.inputs // self.groups
-        reached = batch * torch.Size(self.size).numel() // torch.Size(self.stride).numel()
-        behind = wide * max(1, taps // torch.Size(self.stride).numel())
-        return {
-            "forward": (wide, batch * self.positions, narrow * taps),
-            "input": (narrow, reached, behind),
-            "weight": (wide, narrow * taps, batch * self.positions),
-        }
+        still = (1,) * len(self.kernel)
+        forward = Correlation(self.kernel, self.padding, (self.positions, *still[1:]), self.stride, still)
+        taps = tuple(-(-k // s) for k, s in zip(self.kernel, self.stride, strict=True))
+        reached = tuple(-(-n // s) for n, s in zip(self.size, self.stride, strict=True))
+        phase = Correlation(taps, self.padding, reached, still, still)
+        return {"forward": (wide, narrow, forward), "input": (narrow, wide, phase), "weight": (wide, narrow, forward)}
 
     def forms(self, batch: int) -> dict[str, tuple[int, int]]:
-        """Depth and number of slices (0: chains) of each product."""
-        return {
-            name: (k, products.slices_of(m, n, k, torch.float32))
-            for name, (m, n, k) in self.depths(batch).items()
-        }  # fmt: skip
+        """Depth and number of slices (0: chains) of each product at this batch."""
+        found = {}
+        for name, (out, inner, over) in self.over(batch).items():
+            depth, places = inner * torch.Size(over.kernel).numel(), batch * torch.Size(over.size).numel()
+            n, k = (depth, places) if name == "weight" else (places, depth)
+            if self.linear:
+                slices = products.slices_of(out, n, k, torch.float32)
+            else:
+                slices = sliced_convolutions.slices_of(batch, inner, out, over, self.groups, torch.float32)
+            found[name] = (k, slices)
+        return found
 
 
 @cache
