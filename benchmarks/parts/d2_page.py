@@ -15,9 +15,9 @@ PRODUCTS_OF = ("forward", "input", "weight")
 ABOUT = """At D2 every operator is a fixed sequence of IEEE operations, the same on every device
 ([numerics](numerics.md)). This is what it costs beside the vendors' kernels, and how accurate it is.
 
-The tables of the CPU, of accuracy and of loss curves were measured with version 1 of the definitions: slices had one bit
-less and were taken from 2^33 multiply-adds on, convolutions were chains, GELU and its like had longer forms. Those of the
-GPU are of version 2."""
+The tables of the CPU, of accuracy and of loss curves were measured with version 1 of the definitions: slices had one
+bit less and were taken from 2^33 multiply-adds on, convolutions were chains, GELU and its like had longer forms. Those
+of the GPU are of version 2."""
 
 RATIOS = """One thread, `python benchmarks/d2.py`. Stock is as in a D1 job. Both take turns in one process; a ratio is
 the median over the rounds of D2's processor time against stock's: 2 is twice as long. Others used the machine at the
