@@ -51,6 +51,7 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _keep_together(items)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -59,3 +60,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if item not in gpu]
+
+
+def _keep_together(items: list[pytest.Item]) -> None:
+    """Under `--dist loadgroup` a file's tests run in one process, and so do those of the Ray cluster: what they share
+    (reference runs, interpreted kernels, the cluster) is made once."""
+    for item in items:
+        shared = "ray_cluster" if "ray_cluster" in getattr(item, "fixturenames", ()) else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(shared))
