@@ -3,13 +3,14 @@
     python benchmarks/d2_accuracy.py [--small] [--only numbers,layers,operators]
 
 `numbers`: each row is one kind of numbers and one depth k: the root-mean-square error of the vendor's product, relative
-to that of the result, and the errors of D2's forms as multiples of it. `layers`: the layers of the eight published
-models at full size. Of the three products of each (forward, input gradient, weight gradient) at the published batch, a
-corner of the outputs is computed, by the form that the whole product has: an output's bits depend on its row and column
-alone. In convolutions by slices they depend on the whole image, or channel, so of these some channels are computed, of
-one image (for the weight gradient: of as many images as the batch has, up to 2^20 positions). `operators`: the same
-layers by the operators themselves, one sample, beside oneDNN's and MKL's, the worst of several draws where a layer is
-small. The rule is: never more than twice the vendor's error.
+to that of the result, and the errors of D2's forms as multiples of it. Errors are taken over several draws of the
+numbers. In a single draw a large value may come early or late in a sum, and two orders of the vendor's own kernel may
+differ as much: its product with k reversed is there as a control. `layers`: the layers of the eight published models at
+full size. Of the three products of each (forward, input gradient, weight gradient) at the published batch, a corner of
+the outputs is computed, by the form that the whole product has: an output's bits depend on its row and column alone. In
+convolutions by slices they depend on the whole image, or channel, so of these some channels are computed, of one image
+(for the weight gradient: of as many images as the batch has, up to 2^20 positions). `operators`: the same layers by the
+operators themselves, one sample, beside oneDNN's and MKL's. The rule is: never more than twice the vendor's error.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
+from math import sqrt
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -100,6 +102,17 @@ def error(out: Tensor, exact: Tensor) -> float:
     return float((out.double() - exact).norm() / exact.norm())
 
 
+def summary(draws: Sequence[tuple[float, float, float]]) -> Row:
+    """Of errors of D2, of the vendor, and of the vendor in another order: the root of their mean square as multiples of
+    the vendor's, and the worst multiple of a single draw."""
+    ours, vendor, other = (sqrt(sum(x * x for x in errors) / len(draws)) for errors in zip(*draws, strict=True))
+    least = max(vendor, LEAST)
+    found = {"vendor": vendor, "ours": ours / least, "other": other / least}
+    found["worst"] = max(a / max(b, LEAST) for a, b, _ in draws)
+    found["other_worst"] = max(c / max(b, LEAST) for _, b, c in draws)
+    return found
+
+
 # ---------------------------------------------------------------------------------------------- by kinds of numbers
 
 
@@ -107,21 +120,23 @@ def numbers(small: bool) -> list[Row]:
     rows = []
     for kind in KINDS:
         for k in (256, 768) if small else (256, 768, 1024, 3072, 4096, 16384, 65536):
-            vendors, ratios = [], dict[str, float]()
-            for _ in range(DRAWS):  # numbers with heavy tails differ from draw to draw: the worst counts
+            errors: dict[str, list[tuple[float, float, float]]] = {}
+            for _ in range(DRAWS):
                 a, b = kind(SIDE, k, SIDE)
                 exact = a.double() @ b.double()
-                vendors.append(error(a @ b, exact))
+                vendor, other = error(a @ b, exact), error(a.flip(1) @ b.flip(0), exact)
                 for name, out in forms(a, b).items():
-                    ratios[name] = max(ratios.get(name, 0.0), error(out, exact) / vendors[-1])
-            vendor = sum(vendors) / DRAWS
+                    errors.setdefault(name, []).append((error(out, exact), vendor, other))
+            found = {name: summary(draws) for name, draws in errors.items()}
+            any_of_them = found["blocks"]
             if not rows:
-                print(f"{'numbers':18} {'k':>6} {'vendor':>8}  " + " ".join(f"{name:>9}" for name in ratios))
-            shown = " ".join(f"{ratio:9.2f}" for ratio in ratios.values())
-            print(f"{kind.__name__:18} {k:6} {vendor:8.1e}  {shown}", flush=True)
+                print(f"{'numbers':18} {'k':>6} {'vendor':>8} {'reversed':>9} " + " ".join(f"{x:>9}" for x in found))
+            shown = " ".join(f"{one['ours']:9.2f}" for one in found.values())
+            print(
+                f"{kind.__name__:18} {k:6} {any_of_them['vendor']:8.1e} {any_of_them['other']:9.2f} {shown}", flush=True
+            )
             chosen = products.slices_of(2**20, 2**20, k, torch.float32)  # where a product is large enough for them
-            row = {"numbers": kind.__name__.replace("_", " "), "k": k, "slices": chosen, "vendor": vendor}
-            rows.append({**row, "ratios": ratios})
+            rows.append({"numbers": kind.__name__.replace("_", " "), "k": k, "slices": chosen, "forms": found})
     return rows
 
 
@@ -139,10 +154,13 @@ OF_LAYERS = {
 def corner(kind: Callable[[int, int, int], tuple[Tensor, Tensor]], k: int, slices: int) -> float:
     """Our error as a multiple of the vendor's, for some outputs of a product of this depth and form."""
     side = CORNER if k < 2**18 else CORNER // 2
-    a, b = kind(side, k, side)
-    exact = a.double() @ b.double()
-    ours = primitives.sliced_product(a, b, slices) if slices else products.chains(a[None], b[None])[0]
-    return error(ours, exact) / error(a @ b, exact)
+    draws = []
+    for _ in range(DRAWS):
+        a, b = kind(side, k, side)
+        exact = a.double() @ b.double()
+        ours = primitives.sliced_product(a, b, slices) if slices else products.chains(a[None], b[None])[0]
+        draws.append((error(ours, exact), error(a @ b, exact), 0.0))
+    return float(summary(draws)["ours"])
 
 
 @cache
@@ -151,10 +169,15 @@ def channels(layer: Layer, product: str, batch: int, with_outliers: bool) -> flo
     images = max(1, min(batch, 2**20 // layer.positions)) if product == "weight" else 1
     kept = {"forward": ["outputs"], "input": ["inputs"], "weight": ["outputs", "inputs"]}[product]
     few = replace(layer, **{end: min(CORNER, getattr(layer, end)) for end in kept})
+    draws = [one_of_channels(few, product, with_outliers, images) for _ in range(1 if product == "weight" else 6)]
+    return float(summary(draws)["ours"])
+
+
+def one_of_channels(few: Layer, product: str, with_outliers: bool, images: int) -> tuple[float, float, float]:
     x, weight, grad = numbers_of(few, with_outliers, images)
-    window = Window(layer.kernel, layer.stride, layer.padding, (1, 1))
-    grad = grad.view(images, few.outputs, *window.positions(layer.size))
-    how = {"stride": layer.stride, "padding": layer.padding}
+    window = Window(few.kernel, few.stride, few.padding, (1, 1))
+    grad = grad.view(images, few.outputs, *window.positions(few.size))
+    how = {"stride": few.stride, "padding": few.padding}
 
     def stock(x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
         if product == "forward":
@@ -167,11 +190,11 @@ def channels(layer: Layer, product: str, batch: int, with_outliers: bool) -> flo
         if product == "forward":
             ours = convolutions.forward(x, weight, window, 1)
         elif product == "input":
-            ours = convolutions.input_gradient(grad, weight, window, 1, layer.size)
+            ours = convolutions.input_gradient(grad, weight, window, 1, few.size)
         else:
             ours = convolutions.weight_gradient(grad, x, weight, window, 1)
     exact = stock(x.double(), weight.double(), grad.double())
-    return error(ours, exact) / error(stock(x, weight, grad), exact)
+    return error(ours, exact), error(stock(x, weight, grad), exact), 0.0
 
 
 @contextmanager
@@ -192,13 +215,17 @@ def of_layers(small: bool) -> list[Row]:
                 "deepest": max(k for k, _ in forms.values()), "sliced": sum(slices > 0 for _, slices in forms.values()),
             }  # fmt: skip
             for case, kind in (("usual", usual), ("outliers", odd)):
-                ratios = [
-                    corner(kind, *form) if layer.linear or not form[1]
+                ratios = {
+                    layer: corner(kind, *form) if layer.linear or not form[1]
                     else channels(layer, product, work.batch, case == "outliers")
                     for layer, form in forms.items()
-                ]  # fmt: skip
-                row[product][case] = max(ratios)
-        print(row, flush=True)
+                }  # fmt: skip
+                worst = max(ratios, key=lambda layer: ratios[layer])
+                row[product][case] = {"ours": ratios[worst], **asdict(worst)}
+        shown = {
+            product: [f"{row[product][case]['ours']:.2f}" for case in ("usual", "outliers")] for product in OF_LAYERS
+        }
+        print(row["model"], shown, flush=True)
         rows.append(row)
     return rows
 
@@ -233,21 +260,36 @@ def computed(layer: Layer, x: Tensor, weight: Tensor, grad: Tensor) -> list[Tens
 
 
 def draws_of(layer: Layer) -> int:
-    """Small layers have few outputs, so that their ratio differs from draw to draw: the worst of several counts."""
+    """Small layers have few outputs, so that their ratio differs from draw to draw."""
     work = layer.inputs // layer.groups * layer.outputs * torch.Size(layer.kernel).numel() * layer.positions
-    return DRAWS if work < 2**25 else 1
+    return DRAWS if work < 2**26 else 2
 
 
-def one_draw(layer: Layer, with_outliers: bool) -> dict[str, float]:
-    """Our error as a multiple of the vendor's, for each product of the layer."""
+def reversed_order(layer: Layer, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same layer with its channels, and its places if that is the same layer, from the other end."""
+    x, weight, grad = given
+    if layer.linear:
+        return x.flip(0, 1), weight.flip(0, 1), grad.flip(0, 1)
+    sides = zip(layer.size, layer.kernel, layer.stride, layer.padding, strict=True)
+    even = all((size + 2 * pad - taps) % step == 0 for size, taps, step, pad in sides)
+    if layer.groups > 1:
+        return (x.flip(2, 3), weight.flip(2, 3), grad.flip(2)) if even else given
+    if even:
+        return x.flip(1, 2, 3), weight.flip(0, 1, 2, 3), grad.flip(1, 2)
+    return x.flip(1), weight.flip(0, 1), grad.flip(1)
+
+
+def one_draw(layer: Layer, with_outliers: bool) -> dict[str, tuple[float, float, float]]:
+    """The errors of each product of the layer: ours, the vendor's, and the vendor's in another order."""
     given = numbers_of(layer, with_outliers)
-    exact = computed(layer, *(x.double() for x in given))
-    vendor = computed(layer, *given)
+    turned = reversed_order(layer, given)
+    exact, exact_turned = ([*computed(layer, *(x.double() for x in some))] for some in (given, turned))
+    vendor, other = computed(layer, *given), computed(layer, *turned)
     with install.installed():
         ours = computed(layer, *given)
     return {
-        product: error(a, c) / max(error(b, c), LEAST)
-        for product, a, b, c in zip(OF_LAYERS, ours, vendor, exact, strict=True)
+        product: (error(a, d), error(b, d), error(c, e))
+        for product, a, b, c, d, e in zip(OF_LAYERS, ours, vendor, other, exact, exact_turned, strict=True)
     }  # fmt: skip
 
 
@@ -256,20 +298,28 @@ def of_operators(small: bool) -> list[Row]:
     for name in list(PUBLISHED)[:2] if small else PUBLISHED:
         row: Row = {"model": MODELS[name].title}
         for case in ("usual", "outliers"):
-            worst: Row = {product: [0.0, None] for product in OF_LAYERS}
+            found = []
             for layer in layers(name):
-                for ratios in (one_draw(layer, case == "outliers") for _ in range(draws_of(layer))):
-                    for product, ratio in ratios.items():
-                        if ratio > worst[product][0]:
-                            worst[product] = [ratio, asdict(layer)]
-            row[case] = worst
-        print(row, flush=True)
+                draws = [one_draw(layer, case == "outliers") for _ in range(draws_of(layer))]
+                for product in OF_LAYERS:
+                    found.append({"product": product, **summary([draw[product] for draw in draws]), **asdict(layer)})
+            row[case] = {
+                "worst": max(one["worst"] for one in found), "other_worst": max(one["other_worst"] for one in found),
+                **{product: max((one for one in found if one["product"] == product), key=lambda one: one["ours"])
+                   for product in OF_LAYERS},
+            }  # fmt: skip
+        shown = {
+            case: [f"{row[case][product]['ours']:.2f}" for product in OF_LAYERS]
+            + [f"worst {row[case]['worst']:.2f}, of the vendor reversed {row[case]['other_worst']:.2f}"]
+            for case in ("usual", "outliers")
+        }
+        print(row["model"], shown, flush=True)
         rows.append(row)
     return rows
 
 
 PUBLISHED = [name for name in MODELS if name not in ("gpt", "mlp", "lstm")]
-DRAWS = 5
+DRAWS = 12
 LEAST = 2.0**-26  # an error below this is one of luck: fp32 cannot hold the result any better
 
 
@@ -283,13 +333,13 @@ def main() -> None:
     result: Row = json.loads(path.read_text()) if path.exists() else {}
     result["about"] = {
         "torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "block": products.BLOCK,
-        "definition": install.DEFINITION,
+        "definition": install.DEFINITION, "draws": DRAWS,
     }  # fmt: skip
     for part in options.only.split(","):
         torch.manual_seed(0)
         result[part] = {"numbers": numbers, "layers": of_layers, "operators": of_operators}[part](options.small)
         if not options.small:
-            path.write_text(json.dumps(result, indent=1) + "\n")
+            path.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

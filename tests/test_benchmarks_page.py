@@ -61,7 +61,9 @@ def test_a_layer_above_twice_the_vendors_error_is_named(page: ModuleType) -> Non
     layer = {
         "inputs": 24, "outputs": 58, "kernel": [1, 1], "size": [28, 28], "groups": 1, "linear": False, "positions": 784,
     }  # fmt: skip
-    fine = {product: [1.5, layer] for product in page.PRODUCTS_OF}
-    row = {"model": "ShuffleNetV2", "usual": fine, "outliers": {**fine, "weight": [2.04, layer]}}
-    assert "2.04 in a convolution 1 x 1, 24 to 58 channels over 28 x 28" in page.beyond([row])
-    assert page.beyond([{**row, "outliers": fine}]) == "No layer was above twice in these draws.\n"
+    fine = {product: {"ours": 1.5, **layer} for product in page.PRODUCTS_OF}
+    row = {"model": "ShuffleNetV2", "usual": fine, "outliers": {**fine, "weight": {"ours": 2.04, **layer}}}
+    assert "2.04 in a convolution 1 x 1, 24 to 58 channels over 28 x 28" in page.beyond([], [row])
+    found = {"usual": {"ours": 1.0, **layer}, "outliers": {"ours": 3.5, **layer}}
+    assert "(input, outliers): 3.50" in page.beyond([{"model": "VGG19", **dict.fromkeys(page.PRODUCTS_OF, found)}], [])
+    assert page.beyond([], [{**row, "outliers": fine}]) == "No layer is above twice the vendor's error.\n"

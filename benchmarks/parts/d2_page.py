@@ -11,13 +11,12 @@ from parts.tables import table
 Row = dict[str, Any]
 ERRORS = ("error", "vendor's", "backward", "vendor's")
 PRODUCTS_OF = ("forward", "input", "weight")
+CASES = ("usual", "outliers")
 
 ABOUT = """At D2 every operator is a fixed sequence of IEEE operations, the same on every device
 ([numerics](numerics.md)). This is what it costs beside the vendors' kernels, and how accurate it is.
 
-The tables of the CPU, of accuracy and of loss curves were measured with version 1 of the definitions: slices had one
-bit less and were taken from 2^33 multiply-adds on, convolutions were chains, GELU and its like had longer forms. Those
-of the GPU are of version 2."""
+All figures are of version 2 of the definitions."""
 
 RATIOS = """One thread, `python benchmarks/d2.py`. Stock is as in a D1 job. Both take turns in one process; a ratio is
 the median over the rounds of D2's processor time against stock's: 2 is twice as long. Others used the machine at the
@@ -32,15 +31,19 @@ exact slices: they are made for the integer units of GPUs, and the form may not 
 STEPS = "Forward, loss, backward and AdamW of the test models. Bar: at most 2.5 times D1."
 
 ACCURACY = """`python benchmarks/d2_accuracy.py`. The rule: an error of at most twice the vendor's. First by kinds of
-numbers and depth k of the sum: the vendor's error (root of the mean square, relative to the result), and that of D2's
-two forms as multiples of it: FMA chains of {block} terms, then exact slices in the number that a large product of this
-depth has (-: none). The vendor's is the mean of five draws, ours the worst of them."""
+numbers and depth k of the sum: the vendor's error (root of the mean square over {draws} draws, relative to the result),
+and that of D2's two forms as multiples of it: FMA chains of {block} terms, then exact slices in the number that a large
+product of this depth has (-: none)."""
 
 LAYERS = """The convolution and linear layers of the published models at full size, the worst of each model: our error
 as a multiple of the vendor's, with usual numbers / with outliers. The first three columns are outputs of the layers'
 products at the published batch, in the form that a product of that size has (`sliced`: how many shapes by slices),
-beside MKL's, of one draw. `operator` are the layers themselves on one sample, beside oneDNN's and MKL's; small layers
-have few outputs, so that their ratio differs from draw to draw, and the worst of five draws is shown."""
+beside MKL's. `operator` are the layers themselves on one sample, beside oneDNN's and MKL's. Errors are over {draws}
+draws (of convolutions by slices six, of gradients of their weights one, of large layers two)."""
+
+DRAWS = """With outliers (one value of a thousand is a thousand times larger) a single draw says little: whether the
+large value comes early or late in a sum decides. The largest ratio to the vendor's error in one draw, of D2 and of the
+vendor's own kernels on the same layer with its channels and places in the opposite order:"""
 
 CURVES = """`python benchmarks/d2_curves.py`: the models at their small size, {steps} steps at D1 and at D2 from the
 same weights, data and random numbers. Means of 50 losses. Where batch norm sees few samples, or the loss is nearly
@@ -140,33 +143,49 @@ def accuracy_tables(found: Row) -> str:
                 "operator: forward", "input gradient", "weight gradient"]  # fmt: skip
         lines = [
             [row["model"], row["layers"], sum(row[product]["sliced"] for product in PRODUCTS_OF),
-             *(f"{row[product]['usual']:.2f} / {row[product]['outliers']:.2f}" for product in PRODUCTS_OF),
+             *(" / ".join(f"{row[product][case]['ours']:.2f}" for case in CASES) for product in PRODUCTS_OF),
              *operator_cells(operators.get(row["model"]))]
             for row in rows
         ]  # fmt: skip
-        parts += [f"{LAYERS}\n", table(head, lines), beyond(operators.values())]
+        parts += [f"{LAYERS.format(**about)}\n", table(head, lines), beyond(rows, operators.values())]
+    if operators:
+        head = ["model", "usual: D2", "vendor, reversed", "outliers: D2", "vendor, reversed"]
+        lines = [
+            [name, *(f"{row[case][end]:.2f}" for case in CASES for end in ("worst", "other_worst"))]
+            for name, row in operators.items()
+        ]  # fmt: skip
+        parts += [f"{DRAWS}\n", table(head, lines)]
     return "\n".join(parts)
 
 
 def forms(row: Row) -> str:
-    sliced = format(row["ratios"][f"{row['slices']} slices"], ".2f") if row["slices"] else "-"
-    return f"{short(row['vendor'])}: {row['ratios']['blocks']:.2f}, {sliced}"
+    ratios = row["forms"]
+    sliced = format(ratios[f"{row['slices']} slices"]["ours"], ".2f") if row["slices"] else "-"
+    return f"{short(ratios['blocks']['vendor'])}: {ratios['blocks']['ours']:.2f}, {sliced}"
 
 
 def operator_cells(row: Row | None) -> list[str]:
     if row is None:
         return ["", "", ""]
-    return [f"{row['usual'][product][0]:.2f} / {row['outliers'][product][0]:.2f}" for product in PRODUCTS_OF]
+    return [" / ".join(f"{row[case][product]['ours']:.2f}" for case in CASES) for product in PRODUCTS_OF]
 
 
-def beyond(rows: Any) -> str:
+def beyond(products: Any, operators: Any) -> str:
     """Which layers break the rule, in words."""
+    every = [
+        (row["model"], product, case, row[product][case]) for row in products for product in PRODUCTS_OF
+        for case in CASES
+    ]  # fmt: skip
+    every += [
+        (row["model"], product, case, row[case][product]) for row in operators for product in PRODUCTS_OF
+        for case in CASES
+    ]  # fmt: skip
     said = [
-        f"{row['model']} ({product}, {case}): {row[case][product][0]:.2f} in {layer(row[case][product][1])}"
-        for row in rows for case in ("usual", "outliers") for product in PRODUCTS_OF if row[case][product][0] > 2
+        f"{model} ({product}, {case}): {found['ours']:.2f} in {layer(found)}"
+        for model, product, case, found in every if found["ours"] > 2
     ]  # fmt: skip
     if not said:
-        return "No layer was above twice in these draws.\n"
+        return "No layer is above twice the vendor's error.\n"
     return f"Above twice the vendor's error: {'; '.join(said)}.\n"
 
 
