@@ -296,7 +296,7 @@ def convolution(
     else:
         out = forward(input, weight, window, groups)
     if bias is not None:
-        out = out + bias.view(-1, *(1,) * len(window.kernel))
+        out += bias.view(-1, *(1,) * len(window.kernel))  # in place: one more of it may be the most that fits
     return out.to(input.dtype).contiguous(memory_format=_layout(input, weight))
 
 
