@@ -62,10 +62,11 @@ case $part in
     ;;
 2)
     step 60 build 300 $python hatch_build.py
-    step 240 profile 9500 $python benchmarks/gpu/d2_profile.py $flags --results "$folder/d2-profile-gpu.json" \
+    step 200 profile 6500 $python benchmarks/gpu/d2_profile.py $flags --results "$folder/d2-profile-gpu.json" \
         --models shufflenetv2,yolov3,vgg19,resnet50,electra,bert,swin,gpt,neumf
+    step 50 thin 5500 $python benchmarks/gpu/d2_thin.py $flags
     export THREADS=5
-    together 200 models "--only models --steps 1 --models vgg19" "--only models --steps 1 --models yolov3" \
+    together 190 models "--only models --steps 1 --models vgg19" "--only models --steps 1 --models yolov3" \
         "--only models --steps 1 --models electra"
     ;;
 3)
