@@ -37,7 +37,7 @@ SMALL = Tile(64, 64, 64, 4, 3)  # for few channels
 # Of slices at a time: of ResNet50 and VGG19 at 32 to 64 images, the layers with the most pixels and wide ones of 3 x 3
 # taps are in groups, each of which still gives every SM several tiles to compute.
 MOST_BYTES = workspace.MOST_KEPT
-EVENLY = 4  # images: what a group begins with is then as far from a multiple of 16 bytes as the whole is
+EVENLY = 4  # images: each group then begins at a multiple of 16 bytes where the whole does
 
 
 def _tile(channels: int, device: torch.device) -> Tile:
