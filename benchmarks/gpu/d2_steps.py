@@ -25,8 +25,11 @@ def placed(part: Any, device: str) -> Any:
     return [tensor.to(device) for tensor in part]
 
 
-def trainer(work: Workload, model: nn.Module, batches: list[Any], name: str) -> Step:
-    """One step on the next batch. D1 has torch's own choice of optimizer kernels, D2 one update a parameter."""
+def trainer(
+    work: Workload, model: nn.Module, batches: list[Any], name: str, after: Callable[[str], None] = lambda phase: None
+) -> Step:
+    """One step on the next batch. D1 has torch's own choice of optimizer kernels, D2 one update a parameter. `after` is
+    told of the end of forward, backward and update."""
     optimizer = work.optimizer(model)
     if name == "d2":
         plain_updates(optimizer)
@@ -35,11 +38,14 @@ def trainer(work: Workload, model: nn.Module, batches: list[Any], name: str) -> 
     def step() -> torch.Tensor:
         nonlocal number
         loss = work.loss(model, batches[number % len(batches)])
+        after("forward")
         loss.backward()
+        after("backward")
         if work.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), work.clip)
         optimizer.step()
         optimizer.zero_grad()
+        after("update")
         number += 1
         return loss.detach()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from d2_rows import special
 from easyscale.numerics.kernels import products as d2_products
 from easyscale.numerics.kernels import sliced_convolutions
+from easyscale.numerics.kernels.gpu import sliced_convolutions as gpu_convolutions
 
 Case = Callable[[], Any]
 SHORT = (torch.float32, torch.bfloat16, torch.float16)
@@ -109,6 +110,22 @@ def by_slices(case: Case) -> Case:
     return run
 
 
+def in_groups(case: Case, most: int) -> Case:
+    """With slices of so many bytes at a time on a GPU, where images are then cut in groups."""
+
+    def run() -> None:
+        before = gpu_convolutions.MOST_BYTES
+        gpu_convolutions.MOST_BYTES = most
+        gpu_convolutions.groups_of.cache_clear()
+        try:
+            by_slices(case)()
+        finally:
+            gpu_convolutions.MOST_BYTES = before
+            gpu_convolutions.groups_of.cache_clear()
+
+    return run
+
+
 def sliced() -> Iterator[Case]:
     """Both forms by slices, at sizes that would have chains, and some that are cut in parts."""
     yield from map(by_slices, products())
@@ -122,6 +139,11 @@ def sliced() -> Iterator[Case]:
         for image in (x, x.to(memory_format=torch.channels_last), uneven):
             yield by_slices(lambda x=image, w=w, p=padding, d=dilation: with_gradients(
                 lambda x, w: F.conv2d(x, w, padding=p, dilation=d), x, w))  # fmt: skip
+    for images, most in ((3, 1), (7, 2**18), (13, 2**19)):  # one by one; by three; by four, the last one alone
+        for stride in (1, 2):
+            x, w = numbers(images, 70, 13, 9), numbers(66, 70, 3, 3, seed=1)
+            yield in_groups(lambda x=x, w=w, s=stride: with_gradients(
+                lambda x, w: F.conv2d(x, w, padding=1, stride=s), x, w), most)  # fmt: skip
     odd = numbers(3, 70, 13, 9).index_put((torch.tensor(1), torch.tensor(5)), torch.tensor(torch.inf))
     yield by_slices(lambda: with_gradients(F.conv2d, odd, numbers(64, 70, 3, 3, seed=1)))
     yield by_slices(lambda: with_gradients(torch.mm, numbers(200, 9000), numbers(9000, 130, seed=1)))

@@ -9,6 +9,7 @@ has all bits; only the chains of `repair`, which it does not fuse, get whole num
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -56,7 +57,7 @@ def tuned(tile: Tile | None = None, **settings: Any) -> Iterator[None]:
     """Other numbers of what only speed depends on. Plans that were made with the usual ones are forgotten."""
     plans = [
         slices._product_plan, slices._repair_plan, slices._cutting, sliced_convolutions._convolving,
-        sliced_convolutions._weighing,
+        sliced_convolutions._weighing, sliced_convolutions.groups_of,
     ]  # fmt: skip
     with ExitStack() as stack:
         for name, value in settings.items():
@@ -298,9 +299,75 @@ def _convolutions_in_parts() -> None:
                 _all_three((2, 70, 33, 9, 8, 3, 1, 1, 1))
                 _all_three((2, 5, 40, 12, 11, 3, 1, 1, 2))
     with tuned(TILES[-1], **IN_PARTS):
-        found = sliced_convolutions._weighing(40, 5, 9, 700, 9, 4, TILES[-1], torch.device("cpu"))
+        found = sliced_convolutions._divided(40, 5, 9, 700, TILES[-1], torch.device("cpu"))
         assert found[0] == 6, "and there were parts"
-        assert found[2] is not None
+
+
+@contextmanager
+def in_groups(size: int, **settings: Any) -> Iterator[list[int]]:
+    """Images in groups of so many, the last one of what is left; how many groups there were each time."""
+    found: list[int] = []
+
+    @functools.cache
+    def groups(images: int, each: int) -> tuple[tuple[int, int], ...]:
+        made = tuple((first, min(images, first + size)) for first in range(0, images, size))
+        found.append(len(made))
+        return made
+
+    with tuned(**settings), patch.object(sliced_convolutions, "groups_of", groups):
+        yield found
+
+
+def _groups_of_images() -> None:
+    """Groups that begin at aligned images and at others, whose last is smaller; in one part of places, and in many."""
+    many: dict[str, Any] = {**IN_PARTS, "tile": TILES[-1]}
+    for size, images, settings, stride, layout in (
+        (1, 3, {}, 1, "plain"), (2, 5, many, 1, "channels last"), (4, 6, many, 2, "plain"), (2, 3, {}, 2, "views"),
+    ):  # fmt: skip
+        with in_groups(size, **settings) as found:
+            _all_three((images, 5, 7, 6, 5, 3, 1, 1, stride), layout=layout)
+        assert found, "it was asked"
+        assert set(found) == {-(-images // size)}, found
+    with in_groups(2):
+        _all_three((3, 66, 33, 4, 4, 3, 2, 2, 1), torch.bfloat16, "views")
+        _kept_weights()
+        x, w, grad = uneven(3, 4, 5, 6), numbers(5, 4, 3, 3, seed=1), uneven(3, 5, 5, 6, seed=2)
+        x[2, 2, 0, 1], grad[0, 4, 1, 1] = torch.nan, torch.inf
+        args = (None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        both_ways(lambda: convolutions.convolution(x, w, *args))
+        both_ways(lambda: convolutions.convolution_backward(grad, x, w, *args, [True, True, False]))
+
+
+def _groups_by_their_bytes() -> None:
+    """The bound itself: what is cut at a time stays below it, but for zeros behind the last image, and the bits are the
+    same."""
+    stock, cut = sliced_convolutions.cut_image, []
+
+    def counting(*args: Any) -> Tensor:
+        made = stock(*args)
+        cut.append(made.numel())
+        return made
+
+    with patch.object(sliced_convolutions, "cut_image", counting):
+        for most, case in ((1, (2, 5, 7, 6, 5, 3, 1, 1, 1)), (100_000, (9, 5, 7, 9, 8, 3, 1, 1, 2))):
+            cut.clear()
+            with tuned(MOST_BYTES=most):
+                _all_three(case)
+            assert len(cut) >= 8, "two images forward, two of the input's gradient, and each factor of the weight's"
+            assert most == 1 or max(cut) <= 1.1 * most, (most, cut)
+    assert [end - first for first, end in sliced_convolutions.groups_of(32, 12_960_000)] == [8, 8, 8, 8]
+
+
+def _a_lost_group_is_seen() -> None:
+    """A negative control: each group's sums in the place of those before it."""
+    stock = sliced_convolutions._weighing
+    x, grad = uneven(5, 4, 6, 5), uneven(5, 6, 6, 5, seed=2)
+    over = Correlation((3, 3), (1, 1), (6, 5), (1, 1), (1, 1))
+    right = sliced_convolutions.sliced_weight_gradient(grad, x, over, 4)
+    with in_groups(2):
+        assert_same(sliced_convolutions.sliced_weight_gradient(grad, x, over, 4), right)
+    with in_groups(2), patch.object(sliced_convolutions, "_weighing", lambda *args: stock(*args[:-1], False)):
+        assert not torch.equal(sliced_convolutions.sliced_weight_gradient(grad, x, over, 4), right)
 
 
 def _copies_for_taps() -> None:
@@ -387,6 +454,8 @@ def interpreted() -> Checks:
         "cropped": _cropped, "transposed": _transposed, "one infinity": _one_infinity,
         "convolutions in parts": _convolutions_in_parts, "copies for taps": _copies_for_taps,
         "kept weights": _kept_weights, "another scale is seen": _another_scale_is_seen,
+        "groups of images": _groups_of_images, "groups by their bytes": _groups_by_their_bytes,
+        "a lost group is seen": _a_lost_group_is_seen,
     }  # fmt: skip
 
 
@@ -465,8 +534,9 @@ def _kernels(tile: Tile, capability: int, count: int) -> Iterator[tuple[str, Any
     }  # fmt: skip
     forms: list[tuple[Any, dict[str, Any]]] = [
         (multiply, {"PARTS": False, "BIAS": False}), (multiply, {"PARTS": False, "BIAS": True}),
-        (multiply, {"PARTS": True, "BIAS": False}), (convolve_weights, {"PARTS": False}),
-        (convolve_weights, {"PARTS": True}), (convolve, {"AT_ONCE": 0}), (convolve, {"AT_ONCE": 128}),
+        (multiply, {"PARTS": True, "BIAS": False}), (convolve_weights, {"PARTS": False, "MORE": False}),
+        (convolve_weights, {"PARTS": True, "MORE": False}), (convolve_weights, {"PARTS": True, "MORE": True}),
+        (convolve, {"AT_ONCE": 0}), (convolve, {"AT_ONCE": 128}),
     ]  # fmt: skip
     for kernel, constants in forms:
         known = pointers | {"out": "*i64" if constants.get("PARTS") else "*fp32"}

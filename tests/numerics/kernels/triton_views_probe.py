@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
@@ -78,7 +79,43 @@ def _tile(tile: Tile) -> None:
         seen = base.unfold(1, 3, 1)[:, :k].movedim(3, 2)  # [2, k, 3, 7]: overlapping windows
         a = whole_numbers(2, 9, k, seed=4).abs()
         wanted = products.chains(a, seen.reshape(2, k, 21))
-        assert_same(views.view_product(a, seen, 1, BLOCK, SPAN, tile=tile), wanted)
+        for few in (0, 1000):  # by spans, and by blocks
+            with patch.object(views, "FEW", few):
+                assert_same(views.view_product(a, seen, 1, BLOCK, SPAN, tile=tile), wanted)
+
+
+def _blocks_in_their_order() -> None:
+    """Sums of values that are no whole numbers: another order has other bits."""
+    from easyscale.numerics.kernels.gpu.view_kernels import add_blocks
+
+    for groups, blocks, count, each in ((1, 1, 5, 2), (2, 7, 130, 3), (1, 16, 33, 16), (3, 33, 300, 16), (2, 5, 1, 8)):
+        parts = torch.randn(groups, blocks, count, generator=torch.Generator().manual_seed(blocks))
+        parts[0, 0], parts[0, -1, 0] = -0.0, torch.nan
+        spans = -(-blocks // each)
+        found, wanted = torch.full((groups, spans, count), 7.0), torch.empty(groups, spans, count)
+        views._adding(groups, blocks, spans, count, each, parts.device)(parts, found)
+        for span in range(spans):
+            of = parts[:, span * each : span * each + each].unbind(1)
+            total = of[0]
+            for one in of[1:]:
+                total = total + one
+            wanted[:, span] = total
+        assert_same(found, wanted)
+    other = parts.view(2, 5, 1)[:, [1, 0, 2, 4, 3]].contiguous()
+    add_blocks[(1, 1, 2)](other, found, 1, 5, EACH=8, VALUES=128)
+    assert not torch.equal(found, wanted), "a negative control"
+
+
+def _few_programs() -> None:
+    """Blocks side by side where there are few outputs; not where there are many, nor many blocks of many."""
+    cpu = torch.device("cpu")
+    with patch.object(views, "processors", lambda device: 132):
+        assert views._few(1, 58, 58, 100_352, 25, 256, cpu)
+        assert views._few(1, 24, 27, 1_605_632, 392, 256, cpu)
+        assert views._few(1, 512, 1024, 1352, 1, 256, cpu)
+        assert not views._few(1, 1024, 4096, 4096, 1, 256, cpu)
+        assert not views._few(1, 24, 100_352, 300, 1, 256, cpu)
+        assert not views._few(1, 256, 256, 100_352, 25, 256, cpu), "their sums would take more than they save"
 
 
 def interpreted() -> Checks:
@@ -87,6 +124,7 @@ def interpreted() -> Checks:
         checks[f"one dimension, {dtype}"] = lambda dtype=dtype: _convolution((2, 4, 11), 6, (3,), 2, dtype)
         checks[f"two dimensions, {dtype}"] = lambda dtype=dtype: _convolution((2, 3, 7, 8), 5, (3, 2), 1, dtype)
     checks["depthwise"] = lambda: _convolution((2, 4, 6, 7), 4, (3, 3), 4, torch.float32)
+    checks |= {"blocks in their order": _blocks_in_their_order, "few programs": _few_programs}
     checks["three dimensions"] = lambda: _convolution((1, 2, 5, 6, 5), 3, (2, 3, 2), 1, torch.float32)
     return checks
 
@@ -112,8 +150,18 @@ def _compiled(tile: Tile) -> None:
             assert chain_lengths(text) == [tile.depth] * (2 * outputs)
 
 
+def _adding_compiled() -> None:
+    from easyscale.numerics.kernels.gpu.view_kernels import add_blocks
+
+    for capability in CAPABILITIES:
+        pointers = {"parts": "*fp32", "out": "*fp32"}
+        text = ptx(add_blocks, capability, pointers, {"EACH": 16, "VALUES": 128}, num_warps=4, enable_fp_fusion=False)
+        assert Counter(_FLOATING.findall(text)) in (Counter({"add.f32": 15}), Counter({"add.rn.f32": 15}))
+
+
 def compiled() -> Checks:
-    return {f"{t.rows} x {t.columns}": lambda t=t: _compiled(t) for t in (TILES[0], TILES[4], TILES[-1])}
+    checks: Checks = {f"{t.rows} x {t.columns}": lambda t=t: _compiled(t) for t in (TILES[0], TILES[4], TILES[-1])}
+    return checks | {"adding blocks": _adding_compiled}
 
 
 if __name__ == "__main__":

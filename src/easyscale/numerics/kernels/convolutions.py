@@ -134,7 +134,7 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window, gro
     rows = grad.movedim(0, 1).reshape(groups, grad.shape[1] // groups, grad.shape[0] * grad.shape[2:].numel())
     if direct and groups == 1 and weight.shape[2:].numel() == 1:
         matrix = seen.movedim(1, -1).reshape(1, rows.shape[2], seen.shape[1])  # channels are neighbours
-        return chains(rows, matrix).view(weight.shape)
+        return view_chains(rows, matrix, 1).view(weight.shape)
     if reads_views(seen.device):
         view = seen.unflatten(1, (groups, -1)).movedim((1, 0), (0, 1)).movedim(
             tuple(range(-dims, 0)), tuple(range(2, 2 + dims))
@@ -296,7 +296,7 @@ def convolution(
     else:
         out = forward(input, weight, window, groups)
     if bias is not None:
-        out = out + bias.view(-1, *(1,) * len(window.kernel))
+        out += bias.view(-1, *(1,) * len(window.kernel))  # in place: one more of it may be the most that fits
     return out.to(input.dtype).contiguous(memory_format=_layout(input, weight))
 
 

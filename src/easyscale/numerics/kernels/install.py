@@ -19,6 +19,7 @@ import torch
 
 from easyscale.numerics.kernels import autocast, primitives, safe, updates
 from easyscale.numerics.kernels.catalogue import FORMS
+from easyscale.numerics.kernels.gpu import workspace
 from easyscale.numerics.kernels.native import library
 from easyscale.numerics.kernels.recurrent import COMPOSITES
 from easyscale.numerics.kernels.refusal import refusing_kernel
@@ -86,11 +87,12 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Stock kernels again, and the settings that were in force before."""
+    """Stock kernels again, and the settings that were in force before; memory of GPUs that was kept is given back."""
     global _installation
     if _installation is not None:
         _installation.remove()
         _installation = None
+        workspace.release()
 
 
 @contextmanager

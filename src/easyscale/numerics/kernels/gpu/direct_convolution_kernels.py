@@ -95,7 +95,7 @@ def correlate_images(
             # Steps past the end multiply -0 by +0: adding -0 leaves every acc as it is, -0 included.
             inside = step < k
             place = image * g_image + y * g_line + column * g_column
-            g = tl.load(left_of + place, mask=inside, other=0.0)
+            g = tl.load(left_of + place, mask=inside & real, other=0.0)  # other lanes are stored nowhere
             g = tl.where(inside, g.to(tl.float32), nothing)
             line, there = y * step_y + tap_y, column * step_x + tap_x
             seen = inside & real & (line >= 0) & (line < height_in) & (there >= 0) & (there < width_in)

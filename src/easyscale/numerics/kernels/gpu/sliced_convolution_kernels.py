@@ -139,13 +139,14 @@ def convolve(
 @triton.jit
 def convolve_weights(
     a, b, most_a, most_b, table, out, m, n, places, each, taps, copies,
-    SLICES: tl.constexpr, PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
+    SLICES: tl.constexpr, PARTS: tl.constexpr, MORE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
     """out[tap, channel out, channel in] of a tile: the gradient, [channel, place], times the image, shifted.
 
     The copy engine wants places that are multiples of 16, so the image is there in `copies` that are shifted by less.
     `table` says which copy a tap takes, and then how much further on. PARTS: sums of `each` places, as they are: int64
-    [parts, tap, M, N].
+    [parts, tap, M, N]. MORE: added to those that are there, of other images.
     """
     down, over = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
     i, j = place_of(tl.program_id(0) % (down * over), down, over)
@@ -164,6 +165,8 @@ def convolve_weights(
     at = ((part.to(tl.int64) * taps + tap) * m + rows.to(tl.int64)[:, None]) * n + columns[None, :]
     kept = (rows < m)[:, None] & (columns < n)[None, :]
     if PARTS:
+        if MORE:
+            total += tl.load(out + at, mask=kept, other=0)
         tl.store(out + at, total, mask=kept)
     else:
         far = tl.load(most_a + rows, mask=rows < m, other=0)[:, None]

@@ -3,6 +3,10 @@
 Both factors are cut once, by image for what is multiplied with weights, by channel for the gradient of weights, and the
 tensor cores multiply the slices where they lie (`sliced_convolution_kernels`). Guarantees the bits of
 `sliced_convolutions.forward` and `weight_gradient` by any other implementation.
+
+Slices take as much memory as what is cut, and with shifted copies several times as much. So images are cut and
+multiplied in groups whose slices fit into MOST_BYTES: each has a scale of its own, or a channel's, which is known
+before, and a gradient of weights is a sum of whole numbers, to which each group adds its own.
 """
 
 from __future__ import annotations
@@ -30,6 +34,10 @@ from easyscale.numerics.kernels.gpu.slices import (
 from easyscale.numerics.kernels.sliced_convolutions import Correlation
 
 SMALL = Tile(64, 64, 64, 4, 3)  # for few channels
+# Of slices at a time: of ResNet50 and VGG19 at 32 to 64 images, the layers with the most pixels and wide ones of 3 x 3
+# taps are in groups, each of which still gives every SM several tiles to compute.
+MOST_BYTES = workspace.MOST_KEPT
+EVENLY = 4  # images: each group then begins at a multiple of 16 bytes where the whole does
 
 
 def _tile(channels: int, device: torch.device) -> Tile:
@@ -105,6 +113,22 @@ def _shifted(over: Correlation, pitch: int, device: torch.device) -> tuple[Tenso
 # --------------------------------------------------------------------------------------------------------- images
 
 
+@lru_cache(maxsize=PLANS)
+def groups_of(images: int, each: int) -> tuple[tuple[int, int], ...]:
+    """The first image of each group, and the one behind its last, if the slices of an image take so many bytes. One
+    image that takes more than MOST_BYTES is a group nevertheless."""
+    most = max(1, MOST_BYTES // each)
+    if images <= most:
+        return ((0, images),)
+    even = ceil_div(ceil_div(images, ceil_div(images, most)), EVENLY) * EVENLY
+    size = min(even, most // EVENLY * EVENLY or most)
+    return tuple((first, min(images, first + size)) for first in range(0, images, size))
+
+
+def _part(v: Tensor, first: int, end: int) -> Tensor:
+    return v if end - first == v.shape[0] else v[first:end]
+
+
 @dataclass(frozen=True, slots=True)
 class _Image:
     """How images of one shape and layout are looked through and cut."""
@@ -148,7 +172,7 @@ def cut_image(
 ) -> Tensor:
     """int8 [slices * copies * places, channels], or [slices * copies * channels, places], rows padded to multiples of
     `deep`; in the workspace."""
-    places, cutting = _cutting(_Image.of(x), layout, slices, copies.shape[0], by_image, deep)
+    places, cutting = _cutting(_Image.of(x), is_aligned(most), layout, slices, copies.shape[0], by_image, deep)
     (out,) = places.at(x.device, slot)
     cutting(x, most, out, copies)
     return out
@@ -156,9 +180,9 @@ def cut_image(
 
 @lru_cache(maxsize=PLANS)
 def _cutting(
-    image: _Image, layout: Layout, slices: int, copies: int, by_image: bool, deep: int
+    image: _Image, aligned: bool, layout: Layout, slices: int, copies: int, by_image: bool, deep: int
 ) -> tuple[workspace.Places, Launch]:
-    """Where the result goes, and what writes it."""
+    """Where the result goes, and what writes it, from scales that are aligned or not."""
     from easyscale.numerics.kernels.gpu.sliced_convolution_kernels import cut_image as kernel
 
     images, channels, height, width = image.shape
@@ -181,26 +205,36 @@ def _cutting(
 
 def sliced_convolution(x: Tensor, weight: Tensor, over: Correlation, slices: int) -> Tensor:
     """fp32 [images, channels out, *positions] of [images, channels, H, W] and [channels out, channels, *kernel]."""
-    out_channels = weight.shape[0]
-    layout = layout_of(x.shape, over, False)
+    out_channels, copies = weight.shape[0], _phases(over.stride, x.device)
     out = torch.empty((x.shape[0], out_channels, *over.size), dtype=torch.float32, device=x.device)
     tile = _tile(min(out_channels, x.shape[1]), x.device)
     most = largest(x, True)
+    one = layout_of(torch.Size((1, *x.shape[1:])), over, False)
+    width = ceil_div(x.shape[1], tile.depth) * tile.depth
     with workspace.locked():
-        image = cut_image(x, most, layout, slices, _phases(over.stride, x.device), True, tile.depth, 0)
         if weights.keeps(weight):
             kind = f"gpu, taps first, by {tile.depth}"
             parts, most_weight = weights.cut(weight, slices, kind, lambda: _cut_taps(weight, slices, tile, None))
         else:
             parts, most_weight = _cut_taps(weight, slices, tile, 1)
-        plan = _convolving(out_channels, image.shape[1], over, layout, slices, tile)
-        blocks = Tiles(parts, (tile.rows, tile.depth)), Tiles(image, (tile.columns, tile.depth))
-        plan(*blocks, most_weight, most, out)
+        for first, end in groups_of(x.shape[0], slices * copies.shape[0] * width * one.places):
+            group, scales, results = (_part(v, first, end) for v in (x, most, out))
+            layout = layout_of(group.shape, over, False)
+            image = cut_image(group, scales, layout, slices, copies, True, tile.depth, 0)
+            plan = _convolving(
+                out_channels, width, over, layout, slices, tile, is_aligned(scales), is_aligned(results)
+            )  # fmt: skip
+            blocks = Tiles(parts, (tile.rows, tile.depth)), Tiles(image, (tile.columns, tile.depth))
+            plan(*blocks, most_weight, scales, results)
     return out
 
 
 @lru_cache(maxsize=PLANS)
-def _convolving(out: int, channels: int, over: Correlation, layout: Layout, slices: int, tile: Tile) -> Launch:
+def _convolving(
+    out: int, channels: int, over: Correlation, layout: Layout, slices: int, tile: Tile, aligned: bool,
+    aligned_out: bool,
+) -> Launch:  # fmt: skip
+    """The last arguments are what a launch is kept by."""
     from easyscale.numerics.kernels.gpu.sliced_convolution_kernels import convolve
 
     per_tap = channels // tile.depth
@@ -231,36 +265,50 @@ def _cut_taps(weight: Tensor, slices: int, tile: Tile, slot: int | None) -> Cut:
 def sliced_weight_gradient(grad: Tensor, x: Tensor, over: Correlation, slices: int) -> Tensor:
     """fp32 [channels out, channels in, *kernel]."""
     m, n, taps = grad.shape[1], x.shape[1], over.kernel[0] * over.kernel[1]
-    layout = layout_of(x.shape, over, taps > 1)
-    plain = Layout(layout.images, layout.lines, layout.pitch, 0, 0, 1, 1, layout.behind)
-    copies, table = _shifted(over, layout.pitch, x.device)
-    tile = _tile(min(m, n), x.device)
-    number, whole, join = _weighing(m, n, taps, layout.places, copies.shape[0], slices, tile, x.device)
-    dtype = torch.float32 if join is None else torch.int64
-    found = torch.empty((number, taps, m, n), dtype=dtype, device=x.device)
+    one = layout_of(torch.Size((1, *x.shape[1:])), over, taps > 1)
+    copies, table = _shifted(over, one.pitch, x.device)
+    tile, shifts = _tile(min(m, n), x.device), copies.shape[0]
+    groups = groups_of(x.shape[0], slices * (m + shifts * n) * one.places)
+    number, each = _divided(m, n, taps, groups[0][1] * one.places, tile, x.device)
+    parted = number > 1 or len(groups) > 1
+    found = torch.empty((number, taps, m, n), dtype=torch.int64 if parted else torch.float32, device=x.device)
     most, most_x = largest(grad, False), largest(x, False)
     with workspace.locked():
-        left = cut_image(grad, most, plain, slices, _phases((1, 1), x.device), False, ALIGNED, 0)
-        right = cut_image(x, most_x, layout, slices, copies, False, ALIGNED, 1)
-        blocks = Tiles(left, (tile.rows, tile.depth)), Tiles(right, (tile.columns, tile.depth))
-        whole(*blocks, most, most_x, table, found)
-    if join is not None:
+        for first, end in groups:
+            layout = layout_of(torch.Size((end - first, *x.shape[1:])), over, taps > 1)
+            plain = Layout(layout.images, layout.lines, layout.pitch, 0, 0, 1, 1, layout.behind)
+            slopes, seen = _part(grad, first, end), _part(x, first, end)
+            left = cut_image(slopes, most, plain, slices, _phases((1, 1), x.device), False, ALIGNED, 0)
+            right = cut_image(seen, most_x, layout, slices, copies, False, ALIGNED, 1)
+            whole = _weighing(m, n, taps, layout.places, number, each, shifts, slices, tile, parted, first > 0)
+            blocks = Tiles(left, (tile.rows, tile.depth)), Tiles(right, (tile.columns, tile.depth))
+            whole(*blocks, most, most_x, table, found)
+    if parted:
         parts, found = found, torch.empty((1, taps, m, n), dtype=torch.float32, device=x.device)
-        join(parts, most, most_x, most, found)
+        _joining(m, n, taps, number, slices)(parts, most, most_x, most, found)
     return found[0].permute(1, 2, 0).reshape(m, n, *over.kernel)
+
+
+def _divided(m: int, n: int, taps: int, places: int, tile: Tile, device: torch.device) -> tuple[int, int]:
+    """In how many parts places are added up, and how many each has."""
+    return parts_of(taps * ceil_div(m, tile.rows) * ceil_div(n, tile.columns), places, tile, device)
 
 
 @lru_cache(maxsize=PLANS)
 def _weighing(
-    m: int, n: int, taps: int, places: int, copies: int, slices: int, tile: Tile, device: torch.device
-) -> tuple[int, Launch, Launch | None]:
-    """In how many parts, and what computes and joins them."""
+    m: int, n: int, taps: int, places: int, number: int, each: int, copies: int, slices: int, tile: Tile, parted: bool,
+    more: bool,
+) -> Launch:  # fmt: skip
+    """What computes the parts of one group of images; `more`: added to what other groups have left there."""
     from easyscale.numerics.kernels.gpu.sliced_convolution_kernels import convolve_weights
 
     tiles = taps * ceil_div(m, tile.rows) * ceil_div(n, tile.columns)
-    number, each = parts_of(tiles, places, tile, device)
-    whole = Launch(
+    return Launch(
         convolve_weights, (number * tiles,), (m, n, places, each, taps, copies),
-        SLICES=slices, PARTS=number > 1, enable_fp_fusion=False, **tile.options(),
+        SLICES=slices, PARTS=parted, MORE=more, enable_fp_fusion=False, **tile.options(),
     )  # fmt: skip
-    return number, whole, joining(taps * m * n, m, n, number, slices, True) if number > 1 else None
+
+
+@lru_cache(maxsize=PLANS)
+def _joining(m: int, n: int, taps: int, number: int, slices: int) -> Launch:
+    return joining(taps * m * n, m, n, number, slices, True)

@@ -106,7 +106,7 @@ class _Product:
     def __init__(self, shape: tuple[int, int, int], tile: Tile, whole: Launch, join: Launch | None) -> None:
         self.shape = shape  # parts, M, N
         self.whole, self.join = whole, join
-        self.tiles = KeptTiles(tile.rows, tile.depth), KeptTiles(tile.columns, tile.depth)
+        self.blocks = (tile.rows, tile.depth), (tile.columns, tile.depth)
 
     def multiply(self, a: Cut, b: Cut, bias: Tensor | None) -> Tensor:
         (parts_a, most_a), (parts_b, most_b) = a, b
@@ -114,27 +114,12 @@ class _Product:
         size = self.shape if self.join is not None else self.shape[1:]
         dtype = torch.float32 if self.join is None else torch.int64
         out = torch.empty(size, dtype=dtype, device=parts_a.device)
-        self.whole(self.tiles[0].of(parts_a), self.tiles[1].of(parts_b), most_a, most_b, more, out)
+        self.whole(Tiles(parts_a, self.blocks[0]), Tiles(parts_b, self.blocks[1]), most_a, most_b, more, out)
         if self.join is None:
             return out
         joined = torch.empty(self.shape[1:], dtype=torch.float32, device=out.device)
         self.join(out, most_a, most_b, more, joined)
         return joined
-
-
-class KeptTiles:
-    """The last description of blocks of a matrix: mostly it is the same memory again."""
-
-    __slots__ = ("block", "last")
-
-    def __init__(self, rows: int, columns: int) -> None:
-        self.block = (rows, columns)
-        self.last: Tiles | None = None
-
-    def of(self, parts: Tensor) -> Tiles:
-        if self.last is None or self.last.parts is not parts:
-            self.last = Tiles(parts, self.block)
-        return self.last
 
 
 @lru_cache(maxsize=PLANS)

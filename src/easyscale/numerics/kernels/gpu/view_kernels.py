@@ -1,7 +1,7 @@
 # mypy: ignore-errors
-"""Triton kernel of chains whose right factor is a view of windows: convolutions without a copy of their columns.
+"""Triton kernels of chains whose right factor is a view of windows: convolutions without a copy of their columns.
 
-Compiled with multiply-adds fused, which is what a chain is made of.
+Chains are compiled with multiply-adds fused, which is what they are made of.
 """
 
 from __future__ import annotations
@@ -75,3 +75,20 @@ def chain_over_view(
         total += acc
     kept = (rows < m)[:, None] & (columns < n)[None, :]
     tl.store(out + part * m * n + rows.to(tl.int64)[:, None] * n + columns[None, :], total, mask=kept)
+
+
+@triton.jit
+def add_blocks(parts, out, count, blocks, EACH: tl.constexpr, VALUES: tl.constexpr):
+    """out[batch, span] of `count` values each: EACH chains of [batch, blocks] (the last span may have fewer), each
+    added to the sum of those before it."""
+    at = tl.program_id(0) * VALUES + tl.arange(0, VALUES)
+    here = at < count
+    first = tl.program_id(1) * EACH
+    batch = tl.program_id(2).to(tl.int64)
+    base = parts + (batch * blocks + first) * count + at
+    total = tl.load(base, mask=here, other=0.0)
+    for i in tl.static_range(1, EACH):
+        there = first + i < blocks
+        one = tl.load(base + i * count.to(tl.int64), mask=here & there, other=0.0)
+        total = tl.where(there, total + one, total)
+    tl.store(out + (batch * tl.num_programs(1) + tl.program_id(1)) * count + at, total, mask=here)

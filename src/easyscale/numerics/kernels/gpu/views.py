@@ -3,6 +3,10 @@
 The matrix of columns of a convolution is many times its input; here it is never written. Where the elements of a column
 lie is a table, the same for all columns. Relies on what `products` says of Triton's dot; guarantees the bits of
 `primitives.view_product`. Tiles are chosen by speed alone.
+
+Gradients of thin layers' weights have few outputs, each a sum over all positions of all images: whole spans of k would
+give an H200 one or two warps for each SM, and each of those a chain of 4,096 steps. There each block of k is a program
+of its own, and `add_blocks` adds them up in their order.
 """
 
 from __future__ import annotations
@@ -13,12 +17,14 @@ from math import prod
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import Launch, is_aligned, on, processors
-from easyscale.numerics.kernels.gpu.products import Tile, tile_for
+from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, is_aligned, on, processors
+from easyscale.numerics.kernels.gpu.products import TILES, Tile, tile_for
 from easyscale.numerics.kernels.gpu.rows import tree_sum
 
 DIMENSIONS = 4  # of n: an image or channel and up to three of space
 KEPT = 2**21  # the longest table that is kept
+FEW = 4  # of the largest programs, for each SM, below which blocks are computed side by side
+MOST_BLOCKS = 2**26  # bytes of their sums, which are written and read again
 
 
 def view_product(a: Tensor, seen: Tensor, inner: int, block: int, span: int, tile: Tile | None = None) -> Tensor:
@@ -28,16 +34,39 @@ def view_product(a: Tensor, seen: Tensor, inner: int, block: int, span: int, til
     spans = max(1, -(-k // span))
     if groups * m * n == 0 or k == 0:
         return torch.zeros((groups, m, n), dtype=torch.float32, device=a.device)
-    out = torch.empty((groups, spans, m, n), dtype=torch.float32, device=a.device)
+    apart = block < k and _few(groups, m, n, k, spans, block, a.device)
+    blocks = ceil_div(k, block) if apart else spans
+    out = torch.empty((groups, blocks, m, n), dtype=torch.float32, device=a.device)
     find = _table if k <= KEPT else _table.__wrapped__
     table = find(seen.shape[1 : 1 + inner], seen.stride()[1 : 1 + inner], a.device)
     plan = _plan(
-        a.shape, a.stride(), seen.shape, seen.stride(), inner, block, span, tile, is_aligned(a), is_aligned(seen),
-        a.dtype, a.device,
+        a.shape, a.stride(), seen.shape, seen.stride(), inner, block, block if apart else span, tile, is_aligned(a),
+        is_aligned(seen), a.dtype, a.device,
     )  # fmt: skip
     with on(a.device):
         plan(a, seen, table, out)
+        if apart:
+            parts, out = out, torch.empty((groups, spans, m, n), dtype=torch.float32, device=a.device)
+            _adding(groups, blocks, spans, m * n, span // block, a.device)(parts, out)
     return out[:, 0] if spans == 1 else tree_sum(out, (1,), dtype=torch.float32)[:, 0]
+
+
+def _few(groups: int, m: int, n: int, k: int, spans: int, block: int, device: torch.device) -> bool:
+    """Whether spans are too few programs for the device, and sums of blocks not too many."""
+    rows, columns = min(TILES[0].rows, max(m, 16)), min(TILES[0].columns, max(n, 16))
+    programs = groups * spans * ceil_div(m, rows) * ceil_div(n, columns)
+    return programs < FEW * processors(device) and 4 * groups * ceil_div(k, block) * m * n <= MOST_BLOCKS
+
+
+@lru_cache(maxsize=4096)
+def _adding(groups: int, blocks: int, spans: int, count: int, each: int, device: torch.device) -> Launch:
+    """The last argument is what a launch is kept by."""
+    from easyscale.numerics.kernels.gpu.view_kernels import add_blocks
+
+    return Launch(
+        add_blocks, (ceil_div(count, 128), spans, groups), (count, blocks), EACH=each, VALUES=128, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=256)

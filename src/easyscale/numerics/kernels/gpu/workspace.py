@@ -3,6 +3,10 @@ the host as a launch does.
 
 What runs on one stream runs in order, so the next user may write as soon as its launches come after the last one's. The
 lock keeps other threads of the process from putting theirs in between.
+
+Guarantees that for each device and stream, and each slot there, no more than MOST_KEPT bytes are held between launches:
+a buffer grows to what is wanted of it and no further, the former one goes first, and with it all that was laid out on
+it. Whoever wants more than that gets memory of its own, whose allocation is nothing beside what is then computed.
 """
 
 from __future__ import annotations
@@ -18,11 +22,25 @@ from easyscale.numerics.kernels.gpu.launch import current_stream
 
 Shape = tuple[int, ...]
 _lock = threading.RLock()
-_buffers: dict[tuple[torch.device, int, int], Tensor] = {}  # by device, stream and slot
 # By device and stream: a piece, and how much of it is taken.
 _zeros: dict[tuple[torch.device, int], tuple[Tensor, int]] = {}
 _ALIGNED = 256
 _PIECE = 2**18
+MOST_KEPT = 2**27  # bytes of a slot: all slices that convolutions cut at a time
+_MOST_LAID = 8192  # forms of one buffer that are remembered
+
+
+class _Buffer:
+    """Memory of one slot, and what was laid out on it: nobody else keeps that."""
+
+    __slots__ = ("laid", "memory")
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.memory = torch.empty(size, dtype=torch.uint8, device=device)
+        self.laid: dict[Places, tuple[Tensor, ...]] = {}
+
+
+_buffers: dict[tuple[torch.device, int, int], _Buffer] = {}  # by device, stream and slot
 
 
 def locked() -> AbstractContextManager[bool]:
@@ -35,6 +53,11 @@ def release() -> None:
     with _lock:
         _buffers.clear()
         _zeros.clear()
+
+
+def held() -> int:
+    """Bytes in all buffers."""
+    return sum(buffer.memory.numel() for buffer in _buffers.values())
 
 
 def zeros(count: int, device: torch.device) -> Tensor:
@@ -50,27 +73,29 @@ def zeros(count: int, device: torch.device) -> Tensor:
 
 class Places:
     """Tensors of these dtypes and shapes, side by side in one slot of the workspace: the same objects as long as the
-    workspace stays where it is."""
+    workspace stays where it is. Not to be kept past the lock: they keep the buffer alive."""
 
-    __slots__ = ("_kinds", "_laid", "_size")
+    __slots__ = ("_kinds", "_size")
 
     def __init__(self, kinds: tuple[tuple[torch.dtype, Shape], ...]) -> None:
         self._kinds = kinds
         self._size = sum(_room(dtype, shape) for dtype, shape in kinds)
-        self._laid: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}  # by slot: the buffer, and what lies in it
 
     def at(self, device: torch.device, slot: int) -> tuple[Tensor, ...]:
+        if self._size > MOST_KEPT:
+            return self.fresh(device)
         key = (device, current_stream(device), slot)
         buffer = _buffers.get(key)
-        if buffer is None or buffer.numel() < self._size:
+        if buffer is None or buffer.memory.numel() < self._size:
+            buffer = None
             _buffers.pop(key, None)
-            # twice as much, for plans may hold the former one
-            room = self._size if buffer is None else max(self._size, 2 * buffer.numel())
-            buffer = _buffers[key] = torch.empty(room, dtype=torch.uint8, device=device)
-        laid = self._laid.get(slot)
-        if laid is None or laid[0] is not buffer:
-            laid = self._laid[slot] = (buffer, self._laid_out(buffer))
-        return laid[1]
+            buffer = _buffers[key] = _Buffer(self._size, device)
+        laid = buffer.laid.get(self)
+        if laid is None:
+            if len(buffer.laid) >= _MOST_LAID:
+                buffer.laid.clear()
+            laid = buffer.laid[self] = self._laid_out(buffer.memory)
+        return laid
 
     def fresh(self, device: torch.device) -> tuple[Tensor, ...]:
         """The same, in memory of their own."""
