@@ -1,0 +1,351 @@
+"""Attention without its scores in memory: the bits of torch's plain composition, computed anew in the backward.
+
+`scaled_dot_product_attention` at D2 is a composition of operators that have forms (docs/numerics.md). Its scores, their
+softmax and what dropout leaves of them are [.., L, S] each, and autograd would keep them from the forward to the
+backward. Here one operator, `easyscale::attention`, has the composition's result, and keeps only its inputs and the key
+of dropout's random numbers; `easyscale::attention_backward` computes the scores again and from them the composition's
+gradients. Both work on some heads at a time, so that what they need meanwhile is bounded (`MOST`).
+
+`COMPOSITES` goes under torch's CompositeImplicitAutograd key. It takes the operator on `DEVICES`; all else is torch's
+own composition: CPUs, where recomputing costs more than memory does; and what is rare (a mask with a gradient, grouped
+queries, fp64, transforms of functions, empty tensors). So is the backward that is itself to be differentiated, or
+that runs under autocast. Which of the two computes changes no bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from easyscale.numerics.kernels import primitives
+from easyscale.numerics.kernels.philox import draw_key
+from easyscale.numerics.kernels.products import multiply
+from easyscale.numerics.kernels.randomness import kept_of, limit_of, noise_of
+from easyscale.numerics.kernels.softmax import safe_softmax, softmax_backward
+
+DEVICES = {"cuda"}
+MOST = 2**24  # scores at a time, unless a single head has more: 64 MiB, enough to keep a large GPU busy
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_NAME = "scaled_dot_product_attention"
+_stock = torch.library.get_kernel(f"aten::{_NAME}", "CPU")  # one composition for all devices
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_backends = torch._C._get_flash_sdp_enabled, torch._C._get_mem_efficient_sdp_enabled, torch._C._get_cudnn_sdp_enabled
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    if query.device.type not in DEVICES or not _is_usual(query, key, value, attn_mask, dropout_p, is_causal, scale):
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return _stock.call_boxed(_KEYS, query, key, value, attn_mask, dropout_p, is_causal, **options)  # type: ignore[no-any-return]
+    root = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if query.dim() == 3:
+        masks = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask[None]
+        inputs = value[None], key[None], query[None], masks
+        return _Attention.apply(*inputs, dropout_p, is_causal, root)[0]  # type: ignore[no-any-return,no-untyped-call]
+    return _Attention.apply(value, key, query, attn_mask, dropout_p, is_causal, root)  # type: ignore[no-any-return,no-untyped-call]
+
+
+def _is_usual(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
+    scale: float | None,
+) -> bool:  # fmt: skip
+    """Whether the operator is for this: shapes and dtypes, and nothing that only a composition can do."""
+    if (
+        query.dim() not in (3, 4) or query.dtype not in DTYPES or not query.dtype is key.dtype is value.dtype
+        or not query.device == key.device == value.device or not 0 <= dropout_p < 1
+        or query.shape[:-2] != key.shape[:-2] or key.shape[:-1] != value.shape[:-1] or query.shape[-1] != key.shape[-1]
+        or not (query.numel() and key.numel() and value.numel()) or (scale is not None and not 0 <= scale < math.inf)
+    ):  # fmt: skip
+        return False
+    if mask is not None and (
+        is_causal or mask.requires_grad or mask.device != query.device
+        or mask.dtype not in (torch.bool, torch.float32, query.dtype)
+        or not _broadcasts(mask.shape, (*query.shape[:-1], key.shape[-2]))
+    ):  # fmt: skip
+        return False
+    # The script may ask for another way of stock's, which stock then takes and D2 refuses.
+    if any(enabled() for enabled in _backends) or not torch._C._get_math_sdp_enabled():
+        return False
+    if query.dtype is not torch.float32 and torch._C._get_math_sdp_allow_fp16_bf16_reduction():
+        return False
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
+
+
+def _broadcasts(shape: torch.Size, to: tuple[int, ...]) -> bool:
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+class _Attention(torch.autograd.Function):
+    """Value, key, query: where one tensor is two or three of them, their gradients are added in that order, which is
+    the composition's."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
+        root: float,
+    ) -> Tensor:  # fmt: skip
+        out, drawn = torch.ops.easyscale.attention.default(value, key, query, mask, dropout_p, is_causal, root)
+        ctx.save_for_backward(value, key, query, mask, drawn)
+        ctx.settings = dropout_p, is_causal, root
+        return out  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        value, key, query, mask, drawn = ctx.saved_tensors
+        wanted = list(ctx.needs_input_grad[:3])
+        if torch.is_grad_enabled() or torch.is_autocast_enabled(query.device.type):
+            found = _composed_backward(g, value, key, query, mask, drawn, *ctx.settings, wanted)
+        else:
+            operator = torch.ops.easyscale.attention_backward.default
+            made = operator(g, value, key, query, mask, drawn, *ctx.settings, wanted)
+            found = [x if want else None for x, want in zip(made, wanted, strict=True)]
+        return *found, None, None, None, None
+
+
+def _composed_backward(
+    g: Tensor, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, drawn: Tensor, dropout_p: float,
+    is_causal: bool, root: float, wanted: list[bool],
+) -> list[Tensor | None]:  # fmt: skip
+    """By operators that autograd knows."""
+    differentiable, kind = torch.is_grad_enabled(), query.device.type
+    with torch.enable_grad():
+        apart = [x.view_as(x) if want else x.detach() for x, want in zip((value, key, query), wanted, strict=True)]
+        with torch.autocast(kind, enabled=False):
+            out = composed(*apart, mask, drawn, dropout_p, is_causal, root)
+        asked = [x for x, want in zip(apart, wanted, strict=True) if want]
+        made = iter(torch.autograd.grad(out, asked, g, create_graph=differentiable))
+    return [next(made) if want else None for want in wanted]
+
+
+def composed(
+    value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, drawn: Tensor, dropout_p: float, is_causal: bool,
+    root: float,
+) -> Tensor:  # fmt: skip
+    """Torch's composition, with a key of dropout that was drawn already."""
+    q, k, v = (x.float() for x in (query, key, value))
+    scores = torch.matmul(q * root, k.mT * root)
+    added = _added(mask, is_causal, scores.shape, scores.device)
+    if added is not None:
+        scores = scores + added
+    rows = torch.ops.aten._safe_softmax(scores, -1)
+    if drawn.numel():
+        rows = rows * _noise(rows.shape, rows.device, int(drawn), dropout_p)
+    return torch.matmul(rows, v).to(query.dtype)
+
+
+def _added(mask: Tensor | None, is_causal: bool, shape: torch.Size, device: torch.device) -> Tensor | None:
+    """What is added to the scores: 0 and -inf, or the mask as it is."""
+    if is_causal:
+        mask = torch.ones(shape[-2:], dtype=torch.bool, device=device).tril()
+    if mask is not None and mask.dtype is torch.bool:
+        return torch.zeros(mask.shape, dtype=torch.float32, device=device).masked_fill_(~mask, -torch.inf)
+    return mask
+
+
+def _noise(shape: torch.Size, device: torch.device, key: int, dropout_p: float) -> Tensor:
+    """What dropout multiplies by."""
+    return kept_of(torch.empty(shape, dtype=torch.float32, device=device), key, limit_of(1 - dropout_p)).div_(
+        1 - dropout_p
+    )
+
+
+# ---------------------------------------------------------------------------------------------- the two operators
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """How scores become probabilities: the mask of all rows [B, H, L, S], and dropout. `first` is the number of the
+    first row that is computed, counted through all heads."""
+
+    mask: Tensor | None
+    is_causal: bool
+    key: int | None
+    dropout_p: float
+    first: int = 0
+
+    @property
+    def noise(self) -> float:
+        return noise_of(1 - self.dropout_p, torch.float32)
+
+    @property
+    def limit(self) -> int:
+        return limit_of(1 - self.dropout_p)
+
+
+def attention(
+    value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, root: float
+) -> tuple[Tensor, Tensor]:
+    """[B, H, L, Ev], contiguous; and the key of dropout's stream (none: empty)."""
+    drawn = torch.empty(0, dtype=torch.int64) if dropout_p == 0 else torch.tensor(draw_key(None))
+    batch, heads, length, _ = query.shape
+    seen, at_once = key.shape[2], _at_once(query.device, key.shape[2])
+    out = query.new_empty((batch, heads, length, value.shape[3]))
+    flat = out.flatten(0, 1)
+    rows = _rows(mask, is_causal, drawn, dropout_p, (batch, heads, length, seen))
+    for part, begin in _parts(batch, heads, length * seen):
+        scores = multiply(_flat(query[part], root, at_once), _flat(key[part].mT, root, at_once))
+        made = multiply(_probabilities(scores, part, begin, rows, at_once), _flat(value[part], None, at_once))
+        flat[begin : begin + made.shape[0]] = made
+    return out, drawn
+
+
+def attention_backward(
+    g: Tensor, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, drawn: Tensor, dropout_p: float,
+    is_causal: bool, root: float, wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Of value, key and query; what is not wanted is empty."""
+    batch, heads, length, _ = query.shape
+    seen, at_once = key.shape[2], _at_once(query.device, key.shape[2])
+    found = _like(value, key, query, wanted)
+    rows = _rows(mask, is_causal, drawn, dropout_p, (batch, heads, length, seen))
+    for part, begin in _parts(batch, heads, length * seen):
+        there, q = _flat(g[part], None, at_once), _flat(query[part], root, at_once)
+        scores = multiply(q, _flat(key[part].mT, root, at_once))
+        slopes = multiply(there, _flat(value[part].mT, None, at_once)) if wanted[1] or wanted[2] else None
+        kept, slopes = _slopes(scores, slopes, part, begin, rows, at_once)
+        if wanted[0]:
+            _put(found[0][part], multiply(kept.mT, there), None, at_once)
+        if wanted[1]:
+            assert slopes is not None
+            _put(found[1][part], multiply(slopes.mT, q), root, at_once)
+        if wanted[2]:
+            assert slopes is not None
+            _put(found[2][part], multiply(slopes, _flat(key[part], root, at_once)), root, at_once)
+    return found
+
+
+def _like(value: Tensor, key: Tensor, query: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
+    v, k, q = (torch.empty_like(x) if want else x.new_empty(0) for x, want in zip((value, key, query), wanted,
+                                                                                  strict=True))  # fmt: skip
+    return v, k, q
+
+
+def _parts(batch: int, heads: int, each: int) -> Iterator[tuple[tuple[slice, slice], int]]:
+    """Heads that are computed together, as slices of the first two dimensions, and the number of the first of them."""
+    if heads * each <= MOST:
+        some = max(1, MOST // (heads * each))
+        for i in range(0, batch, some):
+            yield (slice(i, i + some), slice(None)), i * heads
+        return
+    some = max(1, MOST // each)
+    for i in range(batch):
+        for j in range(0, heads, some):
+            yield (slice(i, i + 1), slice(j, j + some)), i * heads + j
+
+
+def _rows(
+    mask: Tensor | None, is_causal: bool, drawn: Tensor, dropout_p: float, shape: tuple[int, int, int, int]
+) -> Rows:
+    mask = mask if mask is None else mask.expand(shape)
+    return Rows(mask, is_causal, int(drawn) if drawn.numel() else None, dropout_p)
+
+
+def _at_once(device: torch.device, length: int) -> ModuleType | None:
+    """The kernels for this, where there are any and they take rows of this length."""
+    found: ModuleType | None = getattr(primitives.implementation(device), "attention", None)
+    return found if found is not None and length <= found.LONGEST else None
+
+
+def _flat(x: Tensor, root: float | None, at_once: ModuleType | None) -> Tensor:
+    """fp32 [heads, rows, columns] from [B, H, rows, columns], times the root."""
+    if at_once is not None:
+        return at_once.flat(x, root)  # type: ignore[no-any-return]
+    x = x.float()
+    return (x if root is None else x * root).flatten(0, 1)
+
+
+def _put(out: Tensor, made: Tensor, root: float | None, at_once: ModuleType | None) -> None:
+    """fp32 [heads, rows, columns] times the root, rounded to what it is written to."""
+    if at_once is not None:
+        at_once.put(out, made, root)
+    else:
+        out.copy_((made if root is None else made * root).view(out.shape))
+
+
+def _probabilities(
+    scores: Tensor, part: tuple[slice, slice], begin: int, rows: Rows, at_once: ModuleType | None
+) -> Tensor:
+    """What the values are weighed with, from fp32 scores [heads, L, S] that may be overwritten."""
+    if at_once is not None:
+        return at_once.probabilities(scores, _shown(rows, part), begin, rows)  # type: ignore[no-any-return]
+    made, noise = _softmax(scores, part, begin, rows)
+    return made if noise is None else made * noise
+
+
+def _slopes(
+    scores: Tensor, slopes: Tensor | None, part: tuple[slice, slice], begin: int, rows: Rows, at_once: ModuleType | None
+) -> tuple[Tensor, Tensor | None]:
+    """What the values were weighed with, and the gradient of the scores from that of these weights."""
+    if at_once is not None and slopes is not None:
+        return at_once.slopes(scores, slopes, _shown(rows, part), begin, rows)  # type: ignore[no-any-return]
+    if slopes is None:
+        return _probabilities(scores, part, begin, rows, at_once), None
+    made, noise = _softmax(scores, part, begin, rows)
+    if noise is None:
+        return made, softmax_backward(slopes, made, -1, torch.float32)
+    return made * noise, softmax_backward(slopes * noise, made, -1, torch.float32)
+
+
+def _shown(rows: Rows, part: tuple[slice, slice]) -> Tensor | None:
+    return rows.mask if rows.mask is None else rows.mask[part]
+
+
+def _softmax(scores: Tensor, part: tuple[slice, slice], begin: int, rows: Rows) -> tuple[Tensor, Tensor | None]:
+    """By other forms: the softmax, and what dropout multiplies it by."""
+    added = _added(_shown(rows, part), rows.is_causal, scores.shape, scores.device)
+    if added is not None:
+        scores = scores + added.reshape(-1, *added.shape[-2:])
+    made = safe_softmax(scores, -1)
+    if rows.key is None:
+        return made, None
+    count, each = scores.shape[0], scores[0].numel()
+    start = begin * each
+    whole = kept_of(torch.empty(count * each + start % 4, dtype=torch.float32, device=scores.device), rows.key,
+                    rows.limit, start - start % 4)  # fmt: skip
+    return made, whole[start % 4 :].view(scores.shape).div_(1 - rows.dropout_p)
+
+
+# ---------------------------------------------------------------------------------------------- in torch's dispatcher
+
+_library = torch.library.Library("easyscale", "DEF")
+_library.define(
+    "attention(Tensor value, Tensor key, Tensor query, Tensor? mask, float dropout_p, bool is_causal, float root)"
+    " -> (Tensor, Tensor)",
+    tags=(torch.Tag.nondeterministic_seeded,),
+)
+_library.define(
+    "attention_backward(Tensor g, Tensor value, Tensor key, Tensor query, Tensor? mask, Tensor drawn, float dropout_p,"
+    " bool is_causal, float root, bool[3] wanted) -> (Tensor, Tensor, Tensor)"
+)
+for _key in ("CPU", "CUDA"):
+    _library.impl("attention", attention, _key)
+    _library.impl("attention_backward", attention_backward, _key)
+
+
+@torch.library.register_fake("easyscale::attention", lib=_library)
+def _shape(
+    value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, root: float
+) -> tuple[Tensor, Tensor]:
+    drawn = torch.empty(() if dropout_p else (0,), dtype=torch.int64, device="cpu")
+    return query.new_empty((*query.shape[:3], value.shape[3])), drawn
+
+
+@torch.library.register_fake("easyscale::attention_backward", lib=_library)
+def _backward_shape(
+    g: Tensor, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, drawn: Tensor, dropout_p: float,
+    is_causal: bool, root: float, wanted: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _like(value, key, query, wanted)
+
+
+COMPOSITES: dict[str, Callable[..., Any]] = {_NAME: scaled_dot_product_attention}
