@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from d2_rows import assert_same
-from easyscale.numerics.kernels import attention, primitives, products
+from easyscale.numerics.kernels import attention, primitives, products, scores
 from easyscale.numerics.kernels.install import installed
 from easyscale.numerics.kernels.refusal import Refused
 
@@ -59,9 +59,8 @@ def make(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 def heads(
     length: int = 5, seen: int = 7, dtype: torch.dtype = torch.float32, width: int = 8, last: int = 8
 ) -> list[Tensor]:
-    return [
-        make(2, 3, n, size, seed=i, dtype=dtype) for i, (n, size) in enumerate([(length, width), (seen, width), (seen, last)])
-    ]
+    sizes = (length, width), (seen, width), (seen, last)
+    return [make(2, 3, *size, seed=i, dtype=dtype) for i, size in enumerate(sizes)]
 
 
 def with_gradients(inputs: list[Tensor], **options: Any) -> list[Tensor]:
@@ -151,7 +150,10 @@ def test_products_by_slices_have_the_bits_of_the_composition(
         assert not torch.equal(ours[0][0], chains[0][0]), "a negative control: slices have other bits"
 
 
-@pytest.mark.parametrize("wanted", [(True, False, False), (False, True, False), (False, False, True), (True, False, True)])
+SOME = [(True, False, False), (False, True, False), (False, False, True), (True, False, True)]
+
+
+@pytest.mark.parametrize("wanted", SOME)
 def test_gradients_of_some_inputs_alone_are_those_of_all(wanted: tuple[bool, ...], both: Any) -> None:
     def job() -> list[Tensor]:
         leaves = [x.detach().requires_grad_(want) for x, want in zip((_Q, _K, _V), wanted, strict=True)]
@@ -374,20 +376,22 @@ def _another_place(kept_of: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda x, key, limit, start=0: kept_of(x, key, limit, start + 4)
 
 
+def _scaled_once(x: Tensor, root: float | None, _: Any) -> Tensor:
+    return (x if root is None or x.shape[-1] == 8 else x * root * root).flatten(0, 1)
+
+
 CONTROLS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "numbers of dropout from another place": lambda patch: patch.setattr(
-        attention, "kept_of", _another_place(attention.kept_of)
+        scores, "kept_of", _another_place(scores.kept_of)
     ),
     "numbers of dropout by another key": lambda patch: patch.setattr(attention, "draw_key", lambda _: 12345),
     "every part with the numbers of the first": lambda patch: patch.setattr(
-        attention, "_parts", lambda batch, heads, each: [((slice(i, i + 1), slice(None)), 0) for i in range(batch)]
+        attention, "_parts", lambda query, key: [((slice(i, i + 1), slice(None)), 0) for i in range(len(query))]
     ),
     "a softmax that is rounded once more": lambda patch: patch.setattr(
-        attention, "safe_softmax", lambda x, dim: torch.softmax(x, dim).bfloat16().float()
+        scores, "safe_softmax", lambda x, dim: torch.softmax(x, dim).bfloat16().float()
     ),
-    "the scale on one side": lambda patch: patch.setattr(
-        attention, "_flat", lambda x, root, _: (x if root is None or x.shape[-1] == 8 else x * root * root).flatten(0, 1)
-    ),
+    "the scale on one side": lambda patch: patch.setattr(attention, "flat", _scaled_once),
 }
 
 

@@ -16,19 +16,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from easyscale.numerics.kernels import primitives
 from easyscale.numerics.kernels.philox import draw_key
 from easyscale.numerics.kernels.products import multiply
-from easyscale.numerics.kernels.randomness import kept_of, limit_of, noise_of
-from easyscale.numerics.kernels.softmax import safe_softmax, softmax_backward
+from easyscale.numerics.kernels.randomness import kept_of, limit_of
+from easyscale.numerics.kernels.scores import Part, Rows, added_to, flat, kernels_for, placed, probabilities, slopes_of
 
 DEVICES = {"cuda"}
 MOST = 2**24  # scores at a time, unless a single head has more: 64 MiB, enough to keep a large GPU busy
@@ -104,7 +101,7 @@ class _Attention(torch.autograd.Function):
         value, key, query, mask, drawn = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled() or torch.is_autocast_enabled(query.device.type):
-            found = _composed_backward(g, value, key, query, mask, drawn, *ctx.settings, wanted)
+            found = _composed_backward(g, value, key, query, mask, drawn, ctx.settings, wanted)
         else:
             operator = torch.ops.easyscale.attention_backward.default
             made = operator(g, value, key, query, mask, drawn, *ctx.settings, wanted)
@@ -113,15 +110,16 @@ class _Attention(torch.autograd.Function):
 
 
 def _composed_backward(
-    g: Tensor, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, drawn: Tensor, dropout_p: float,
-    is_causal: bool, root: float, wanted: list[bool],
+    g: Tensor, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, drawn: Tensor,
+    settings: tuple[float, bool, float], wanted: list[bool],
 ) -> list[Tensor | None]:  # fmt: skip
     """By operators that autograd knows."""
     differentiable, kind = torch.is_grad_enabled(), query.device.type
     with torch.enable_grad():
         apart = [x.view_as(x) if want else x.detach() for x, want in zip((value, key, query), wanted, strict=True)]
+        v, k, q = apart
         with torch.autocast(kind, enabled=False):
-            out = composed(*apart, mask, drawn, dropout_p, is_causal, root)
+            out = composed(v, k, q, mask, drawn, *settings)
         asked = [x for x, want in zip(apart, wanted, strict=True) if want]
         made = iter(torch.autograd.grad(out, asked, g, create_graph=differentiable))
     return [next(made) if want else None for want in wanted]
@@ -134,52 +132,17 @@ def composed(
     """Torch's composition, with a key of dropout that was drawn already."""
     q, k, v = (x.float() for x in (query, key, value))
     scores = torch.matmul(q * root, k.mT * root)
-    added = _added(mask, is_causal, scores.shape, scores.device)
+    added = added_to(mask, is_causal, scores.shape, scores.device)
     if added is not None:
         scores = scores + added
     rows = torch.ops.aten._safe_softmax(scores, -1)
     if drawn.numel():
-        rows = rows * _noise(rows.shape, rows.device, int(drawn), dropout_p)
+        noise = kept_of(torch.empty_like(rows), int(drawn), limit_of(1 - dropout_p))
+        rows = rows * noise.div_(1 - dropout_p)
     return torch.matmul(rows, v).to(query.dtype)
 
 
-def _added(mask: Tensor | None, is_causal: bool, shape: torch.Size, device: torch.device) -> Tensor | None:
-    """What is added to the scores: 0 and -inf, or the mask as it is."""
-    if is_causal:
-        mask = torch.ones(shape[-2:], dtype=torch.bool, device=device).tril()
-    if mask is not None and mask.dtype is torch.bool:
-        return torch.zeros(mask.shape, dtype=torch.float32, device=device).masked_fill_(~mask, -torch.inf)
-    return mask
-
-
-def _noise(shape: torch.Size, device: torch.device, key: int, dropout_p: float) -> Tensor:
-    """What dropout multiplies by."""
-    return kept_of(torch.empty(shape, dtype=torch.float32, device=device), key, limit_of(1 - dropout_p)).div_(
-        1 - dropout_p
-    )
-
-
 # ---------------------------------------------------------------------------------------------- the two operators
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """How scores become probabilities: the mask of all rows [B, H, L, S], and dropout. `first` is the number of the
-    first row that is computed, counted through all heads."""
-
-    mask: Tensor | None
-    is_causal: bool
-    key: int | None
-    dropout_p: float
-    first: int = 0
-
-    @property
-    def noise(self) -> float:
-        return noise_of(1 - self.dropout_p, torch.float32)
-
-    @property
-    def limit(self) -> int:
-        return limit_of(1 - self.dropout_p)
 
 
 def attention(
@@ -187,15 +150,19 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """[B, H, L, Ev], contiguous; and the key of dropout's stream (none: empty)."""
     drawn = torch.empty(0, dtype=torch.int64) if dropout_p == 0 else torch.tensor(draw_key(None))
-    batch, heads, length, _ = query.shape
-    seen, at_once = key.shape[2], _at_once(query.device, key.shape[2])
-    out = query.new_empty((batch, heads, length, value.shape[3]))
-    flat = out.flatten(0, 1)
-    rows = _rows(mask, is_causal, drawn, dropout_p, (batch, heads, length, seen))
-    for part, begin in _parts(batch, heads, length * seen):
-        scores = multiply(_flat(query[part], root, at_once), _flat(key[part].mT, root, at_once))
-        made = multiply(_probabilities(scores, part, begin, rows, at_once), _flat(value[part], None, at_once))
-        flat[begin : begin + made.shape[0]] = made
+    at_once = kernels_for(query.device, key.shape[2])
+    rows = _rows(query, key, mask, is_causal, drawn, dropout_p)
+    out: Tensor | None = None
+    for part, begin in _parts(query, key):
+        q, k, v = (x if part is None else x[part] for x in (query, key, value))
+        scores = multiply(flat(q, root, at_once), flat(k.mT, root, at_once))
+        made = multiply(probabilities(scores, part, begin, rows, at_once), flat(v, None, at_once))
+        if part is None:
+            return made.view((*query.shape[:3], value.shape[3])).to(query.dtype), drawn
+        if out is None:
+            out = query.new_empty((*query.shape[:3], value.shape[3]))
+        out[part] = made.view((*q.shape[:3], value.shape[3]))
+    assert out is not None
     return out, drawn
 
 
@@ -204,34 +171,34 @@ def attention_backward(
     is_causal: bool, root: float, wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Of value, key and query; what is not wanted is empty."""
-    batch, heads, length, _ = query.shape
-    seen, at_once = key.shape[2], _at_once(query.device, key.shape[2])
-    found = _like(value, key, query, wanted)
-    rows = _rows(mask, is_causal, drawn, dropout_p, (batch, heads, length, seen))
-    for part, begin in _parts(batch, heads, length * seen):
-        there, q = _flat(g[part], None, at_once), _flat(query[part], root, at_once)
-        scores = multiply(q, _flat(key[part].mT, root, at_once))
-        slopes = multiply(there, _flat(value[part].mT, None, at_once)) if wanted[1] or wanted[2] else None
-        kept, slopes = _slopes(scores, slopes, part, begin, rows, at_once)
+    at_once = kernels_for(query.device, key.shape[2])
+    rows = _rows(query, key, mask, is_causal, drawn, dropout_p)
+    dv: Tensor | None = None
+    dk: Tensor | None = None
+    dq: Tensor | None = None
+    for part, begin in _parts(query, key):
+        there, q, k, v = (x if part is None else x[part] for x in (g, query, key, value))
+        there, q = flat(there, None, at_once), flat(q, root, at_once)
+        scores = multiply(q, flat(k.mT, root, at_once))
+        slopes = multiply(there, flat(v.mT, None, at_once)) if wanted[1] or wanted[2] else None
+        weights, slopes = slopes_of(scores, slopes, part, begin, rows, at_once)
         if wanted[0]:
-            _put(found[0][part], multiply(kept.mT, there), None, at_once)
-        if wanted[1]:
-            assert slopes is not None
-            _put(found[1][part], multiply(slopes.mT, q), root, at_once)
-        if wanted[2]:
-            assert slopes is not None
-            _put(found[2][part], multiply(slopes, _flat(key[part], root, at_once)), root, at_once)
-    return found
-
-
-def _like(value: Tensor, key: Tensor, query: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-    v, k, q = (torch.empty_like(x) if want else x.new_empty(0) for x, want in zip((value, key, query), wanted,
-                                                                                  strict=True))  # fmt: skip
+            dv = placed(dv, value, part, multiply(weights.mT, there), None, at_once)
+        if slopes is not None and wanted[1]:
+            dk = placed(dk, key, part, multiply(slopes.mT, q), root, at_once)
+        if slopes is not None and wanted[2]:
+            dq = placed(dq, query, part, multiply(slopes, flat(k, root, at_once)), root, at_once)
+    v, k, q = (x.new_empty(0) if made is None else made for x, made in ((value, dv), (key, dk), (query, dq)))
     return v, k, q
 
 
-def _parts(batch: int, heads: int, each: int) -> Iterator[tuple[tuple[slice, slice], int]]:
-    """Heads that are computed together, as slices of the first two dimensions, and the number of the first of them."""
+def _parts(query: Tensor, key: Tensor) -> Iterator[tuple[Part | None, int]]:
+    """Heads that are computed together, as slices of the first two dimensions (none: all of them), and the number of
+    the first one."""
+    batch, heads, each = query.shape[0], query.shape[1], query.shape[2] * key.shape[2]
+    if batch * heads * each <= MOST:
+        yield None, 0
+        return
     if heads * each <= MOST:
         some = max(1, MOST // (heads * each))
         for i in range(0, batch, some):
@@ -244,75 +211,10 @@ def _parts(batch: int, heads: int, each: int) -> Iterator[tuple[tuple[slice, sli
 
 
 def _rows(
-    mask: Tensor | None, is_causal: bool, drawn: Tensor, dropout_p: float, shape: tuple[int, int, int, int]
-) -> Rows:
-    mask = mask if mask is None else mask.expand(shape)
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, drawn: Tensor, dropout_p: float
+) -> Rows:  # fmt: skip
+    mask = mask if mask is None else mask.expand((*query.shape[:3], key.shape[2]))
     return Rows(mask, is_causal, int(drawn) if drawn.numel() else None, dropout_p)
-
-
-def _at_once(device: torch.device, length: int) -> ModuleType | None:
-    """The kernels for this, where there are any and they take rows of this length."""
-    found: ModuleType | None = getattr(primitives.implementation(device), "attention", None)
-    return found if found is not None and length <= found.LONGEST else None
-
-
-def _flat(x: Tensor, root: float | None, at_once: ModuleType | None) -> Tensor:
-    """fp32 [heads, rows, columns] from [B, H, rows, columns], times the root."""
-    if at_once is not None:
-        return at_once.flat(x, root)  # type: ignore[no-any-return]
-    x = x.float()
-    return (x if root is None else x * root).flatten(0, 1)
-
-
-def _put(out: Tensor, made: Tensor, root: float | None, at_once: ModuleType | None) -> None:
-    """fp32 [heads, rows, columns] times the root, rounded to what it is written to."""
-    if at_once is not None:
-        at_once.put(out, made, root)
-    else:
-        out.copy_((made if root is None else made * root).view(out.shape))
-
-
-def _probabilities(
-    scores: Tensor, part: tuple[slice, slice], begin: int, rows: Rows, at_once: ModuleType | None
-) -> Tensor:
-    """What the values are weighed with, from fp32 scores [heads, L, S] that may be overwritten."""
-    if at_once is not None:
-        return at_once.probabilities(scores, _shown(rows, part), begin, rows)  # type: ignore[no-any-return]
-    made, noise = _softmax(scores, part, begin, rows)
-    return made if noise is None else made * noise
-
-
-def _slopes(
-    scores: Tensor, slopes: Tensor | None, part: tuple[slice, slice], begin: int, rows: Rows, at_once: ModuleType | None
-) -> tuple[Tensor, Tensor | None]:
-    """What the values were weighed with, and the gradient of the scores from that of these weights."""
-    if at_once is not None and slopes is not None:
-        return at_once.slopes(scores, slopes, _shown(rows, part), begin, rows)  # type: ignore[no-any-return]
-    if slopes is None:
-        return _probabilities(scores, part, begin, rows, at_once), None
-    made, noise = _softmax(scores, part, begin, rows)
-    if noise is None:
-        return made, softmax_backward(slopes, made, -1, torch.float32)
-    return made * noise, softmax_backward(slopes * noise, made, -1, torch.float32)
-
-
-def _shown(rows: Rows, part: tuple[slice, slice]) -> Tensor | None:
-    return rows.mask if rows.mask is None else rows.mask[part]
-
-
-def _softmax(scores: Tensor, part: tuple[slice, slice], begin: int, rows: Rows) -> tuple[Tensor, Tensor | None]:
-    """By other forms: the softmax, and what dropout multiplies it by."""
-    added = _added(_shown(rows, part), rows.is_causal, scores.shape, scores.device)
-    if added is not None:
-        scores = scores + added.reshape(-1, *added.shape[-2:])
-    made = safe_softmax(scores, -1)
-    if rows.key is None:
-        return made, None
-    count, each = scores.shape[0], scores[0].numel()
-    start = begin * each
-    whole = kept_of(torch.empty(count * each + start % 4, dtype=torch.float32, device=scores.device), rows.key,
-                    rows.limit, start - start % 4)  # fmt: skip
-    return made, whole[start % 4 :].view(scores.shape).div_(1 - rows.dropout_p)
 
 
 # ---------------------------------------------------------------------------------------------- in torch's dispatcher
@@ -332,7 +234,6 @@ for _key in ("CPU", "CUDA"):
     _library.impl("attention_backward", attention_backward, _key)
 
 
-@torch.library.register_fake("easyscale::attention", lib=_library)
 def _shape(
     value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, root: float
 ) -> tuple[Tensor, Tensor]:
@@ -340,12 +241,16 @@ def _shape(
     return query.new_empty((*query.shape[:3], value.shape[3])), drawn
 
 
-@torch.library.register_fake("easyscale::attention_backward", lib=_library)
 def _backward_shape(
     g: Tensor, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, drawn: Tensor, dropout_p: float,
     is_causal: bool, root: float, wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _like(value, key, query, wanted)
+    pairs = zip((value, key, query), wanted, strict=True)
+    v, k, q = (torch.empty_like(x) if want else x.new_empty(0) for x, want in pairs)
+    return v, k, q
 
+
+torch.library.register_fake("easyscale::attention", _shape, lib=_library)
+torch.library.register_fake("easyscale::attention_backward", _backward_shape, lib=_library)
 
 COMPOSITES: dict[str, Callable[..., Any]] = {_NAME: scaled_dot_product_attention}
