@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,12 +24,11 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 from triton_probe import build, complaints_of, whole_numbers  # noqa: E402  this file runs as a program of its own
-from triton_rows_probe import FEW, PLAIN, REAL, operations, shape_of, sizes  # noqa: E402
+from triton_rows_probe import FEW, PLAIN, REAL, operations, sizes  # noqa: E402
 
 from d2_rows import assert_same, special  # noqa: E402
 from easyscale.numerics.kernels import attention, gpu, primitives  # noqa: E402
 from easyscale.numerics.kernels.gpu import attention as at_once  # noqa: E402
-from easyscale.numerics.kernels.gpu import fused  # noqa: E402
 from easyscale.numerics.kernels.install import installed  # noqa: E402
 
 Checks = dict[str, Callable[[], None]]
@@ -37,7 +37,19 @@ LENGTHS = ((1, 1), (5, 7), (3, 33), (4, 40), (9, 5), (6, 64))
 SHARED = 99 * 1024  # bytes that every GPU since sm_80 has for a program
 
 
+REAL_ROWS = at_once.AT_ONCE, at_once.ROUND, at_once.WARP
+
+
 # ------------------------------------------------------------------------------------------------ interpreted
+
+
+@contextmanager
+def few(longest: int, together: int, warp: int) -> Iterator[None]:
+    """Rows are read in rounds from this length on."""
+    with patch.multiple(at_once, AT_ONCE=longest, ROUND=together, WARP=warp):
+        at_once.shape_of_rows.cache_clear()
+        yield
+    at_once.shape_of_rows.cache_clear()
 
 
 def heads(length: int, seen: int, dtype: torch.dtype = torch.float32, width: int = 6) -> list[Tensor]:
@@ -111,8 +123,8 @@ def _parts() -> None:
 
 
 def _real_sizes() -> None:
-    with sizes(REAL), patch.multiple(at_once, KEPT=fused.KEPT, KEPT_OF_TWO=fused.KEPT_OF_TWO):
-        _each(KINDS["causal dropout"], ((20, 300), (3, 1000), (130, 50)))
+    with sizes(REAL), few(*REAL_ROWS):
+        _each(KINDS["causal dropout"], ((20, 300), (3, 1000), (130, 50), (1, 5000)))
 
 
 def _all_by_triton() -> None:
@@ -163,6 +175,7 @@ def interpreted() -> Checks:
 
 # ------------------------------------------------------------------------------------------------ compiled
 
+SINGLE = {"add.rn.f32", "add.f32", "mul.rn.f32", "mul.f32"}
 NUMBERS = dict.fromkeys(("key", "limit", "noise", "scale"), "i64")
 
 
@@ -181,6 +194,11 @@ def _compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], 
 ALL = ((0, "fp32"), (1, "fp32"), (2, "u8"), (3, "fp32"), (3, "bf16"))
 
 
+def shape_of(n: int) -> dict[str, int]:
+    shape, block = at_once.shape_of_rows(n, 100_000)
+    return shape | {"ROWS": block}
+
+
 def _rows_compiled(n: int, masks: tuple[tuple[int, str], ...] = ALL[1:2]) -> None:
     from easyscale.numerics.kernels.gpu import attention_kernels as kernels
 
@@ -190,8 +208,21 @@ def _rows_compiled(n: int, masks: tuple[tuple[int, str], ...] = ALL[1:2]) -> Non
             kind = {"ADDED": added, "DROPS": drops}
             singles = ({"add.rn.f32", "add.f32"} if added else set()) | ({"mul.rn.f32", "mul.f32"} if drops else set())
             allowed = PLAIN | {"div.rn.f64"} | singles
-            _compiled(kernels.probabilities, pointers, kind | shape_of(n, fused.KEPT), allowed)
-            _compiled(kernels.slopes, pointers, kind | shape_of(n, fused.KEPT_OF_TWO), allowed)
+            _compiled(kernels.probabilities, pointers, kind | shape_of(n), allowed)
+            _compiled(kernels.slopes, pointers, kind | shape_of(n), allowed)
+
+
+def _ones_compiled() -> None:
+    """Triton makes constants of whole numbers that are 1: one key, one query, one head, dense masks."""
+    from easyscale.numerics.kernels.gpu import attention_kernels as kernels
+
+    names = ("rows", "n", "length", "heads", "m_outer", "m_inner", "m_row", "m_column")
+    kind = dict.fromkeys(names, 1) | {"ADDED": 2, "DROPS": True} | shape_of(1)
+    for kernel in (kernels.probabilities, kernels.slopes):
+        _compiled(kernel, {"s": "*fp32", "g": "*fp32", "mask": "*u8"}, dict(kind), PLAIN | SINGLE | {"div.rn.f64"})
+    names = ("rows", "columns", "heads", "x_outer", "x_inner", "x_row", "x_column", "o_outer", "o_row", "o_column")
+    kind = dict.fromkeys(names, 1) | {"SCALED": True, "SIDE": at_once.SIDE}
+    _compiled(kernels.moved, {"x": "*fp32", "out": "*fp32"}, kind, SINGLE)
 
 
 def _moves_compiled() -> None:
@@ -199,14 +230,14 @@ def _moves_compiled() -> None:
 
     for dtype, out in (("fp32", "fp32"), ("bf16", "fp32"), ("fp32", "bf16"), ("fp32", "fp16")):
         pointers = {"x": f"*{dtype}", "out": f"*{out}"}
-        _compiled(moved, pointers, {"SCALED": True, "SIDE": at_once.SIDE}, {"mul.rn.f32", "mul.f32"})
+        _compiled(moved, pointers, {"SCALED": True, "SIDE": at_once.SIDE}, SINGLE)
 
 
 def _fusion_is_seen() -> None:
     """A negative control: left to itself, the compiler does fuse."""
     from easyscale.numerics.kernels.gpu.attention_kernels import slopes
 
-    constants = {"ADDED": 0, "DROPS": False, **shape_of(64, fused.KEPT_OF_TWO)}
+    constants = {"ADDED": 0, "DROPS": False, **shape_of(64)}
     warps = constants.pop("num_warps")
     made = build(slopes, 90, {"s": "*fp32", "g": "*fp32", "mask": "*fp32", **NUMBERS}, constants, num_warps=warps)
     assert "fma.rn.f64" in operations(str(made.asm["ptx"]))
@@ -215,7 +246,7 @@ def _fusion_is_seen() -> None:
 def compiled() -> Checks:
     checks: Checks = {f"rows of {n}": lambda n=n: _rows_compiled(n) for n in (32, 1000, 50_257)}
     return checks | {
-        "rows with each mask": lambda: _rows_compiled(384, ALL), "moves": _moves_compiled,
+        "rows with each mask": lambda: _rows_compiled(384, ALL), "moves": _moves_compiled, "ones": _ones_compiled,
         "fusion is seen": _fusion_is_seen,
     }  # fmt: skip
 
@@ -225,7 +256,7 @@ def main(kind: str) -> dict[str, str]:
     primitives.use_portable(True)
     if kind == "compiled":
         return complaints_of(compiled())
-    with sizes(FEW), patch.multiple(at_once, KEPT=2, KEPT_OF_TWO=2):
+    with sizes(FEW), few(16, 8, 8):
         return complaints_of(interpreted())
 
 

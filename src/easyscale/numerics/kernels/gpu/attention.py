@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.fused import KEPT, KEPT_OF_TWO
 from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, is_aligned, launch, on
-from easyscale.numerics.kernels.gpu.rows import ROW, row_shape
+from easyscale.numerics.kernels.gpu.rows import ROW, power
 
 if TYPE_CHECKING:
     from easyscale.numerics.kernels.scores import Rows
 
 LONGEST = ROW
 SIDE = 32  # of a tile that is moved
+AT_ONCE = 4096  # the longest row that stays in registers
+ROUND = 2048  # of longer ones, so much is read at a time
+WARP, IN_ROUNDS = 512, 128  # values that a warp holds; of twice as many, with dropout, some are spilled
 _PLAIN, _CAUSAL, _TRUTH, _ADDED = range(4)  # what is added to scores
 
 
@@ -71,7 +73,7 @@ def probabilities(scores: Tensor, mask: Tensor | None, first: int, rows: Rows) -
     from easyscale.numerics.kernels.gpu.attention_kernels import probabilities as kernel
 
     count, length, n = scores.shape
-    shape, block = row_shape(n, count * length, KEPT)
+    shape, block = shape_of_rows(n, count * length)
     launch(
         kernel, (ceil_div(count * length, block),), scores, *_arguments(scores, mask, first, rows),
         ADDED=_kind(mask, rows), DROPS=rows.key is not None, ROWS=block, enable_fp_fusion=False, **shape,
@@ -84,12 +86,24 @@ def slopes(scores: Tensor, g: Tensor, mask: Tensor | None, first: int, rows: Row
     from easyscale.numerics.kernels.gpu.attention_kernels import slopes as kernel
 
     count, length, n = scores.shape
-    shape, block = row_shape(n, count * length, KEPT_OF_TWO)
+    shape, block = shape_of_rows(n, count * length)
     launch(
         kernel, (ceil_div(count * length, block),), scores, g, *_arguments(scores, mask, first, rows),
         ADDED=_kind(mask, rows), DROPS=rows.key is not None, ROWS=block, enable_fp_fusion=False, **shape,
     )  # fmt: skip
     return scores, g
+
+
+@functools.lru_cache(maxsize=1024)
+def shape_of_rows(n: int, rows: int) -> tuple[dict[str, int], int]:
+    """How a program takes rows of n values. Not in chunks, as softmax alone does: where a sum goes into the terms of
+    another, Triton makes code of them that spills everything."""
+    padded = power(n)
+    lanes = min(padded, AT_ONCE if padded <= AT_ONCE else ROUND)
+    block = min(max(1, WARP // lanes), power(rows))
+    levels = (padded // lanes).bit_length() - 1
+    held = IN_ROUNDS if levels else WARP
+    return {"LANES": lanes, "LEVELS": levels, "num_warps": max(1, lanes * block // held)}, block
 
 
 def _kind(mask: Tensor | None, rows: Rows) -> int:

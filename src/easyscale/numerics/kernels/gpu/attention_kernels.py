@@ -1,9 +1,9 @@
 # mypy: ignore-errors
-# ruff: noqa: RUF005  Triton knows no stars in tuples
 """Triton kernels of attention: rows of scores become probabilities, and gradients of these those of the scores.
 
-Rows are read, summed and written as in `fused_kernels`, in the place where they lie: what is written of a row comes
-after all that is read for it. All are compiled without fusing multiply-adds.
+A row of n scores is padded to P = 2^LEVELS * LANES (`rows_kernels`). Without levels it stays in registers, as fp64,
+from the one time that it is read until it is written; a longer one is read again in each pass. It is written where it
+lies: what is written in a round comes after all that is read there. All are compiled without fusing multiply-adds.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 
 from easyscale.numerics.kernels.gpu.draws_kernels import philox_blocks
-from easyscale.numerics.kernels.gpu.fused_kernels import columns_of, exponentials, f_exp, larger
-from easyscale.numerics.kernels.gpu.rows_kernels import across, looped, number, tree
+from easyscale.numerics.kernels.gpu.elementwise import function
+from easyscale.numerics.kernels.gpu.rows_kernels import across, looped, number
+
+f_exp = function("exp")
 
 _CAUSAL, _TRUTH, _ADDED = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
@@ -59,180 +61,144 @@ def _rows_of(
 
 
 @triton.jit
-def _score(s, at, column, ADDED: tl.constexpr):
+def _columns(i, SHAPE: tl.constexpr):
+    """Those of round i."""
+    return i * SHAPE[0] + tl.arange(0, SHAPE[0])
+
+
+@triton.jit
+def _score(s, at, i, SHAPE: tl.constexpr):
     """fp64 of score plus mask, which is one addition in fp32; -inf past the end."""
+    column = _columns(i, SHAPE)
     inside = at[1] & (column < at[10])[None, :]
     x = tl.load(s + at[0] + column[None, :], mask=inside, other=float("-inf"))
-    if ADDED == _CAUSAL:
+    if SHAPE[2] == _CAUSAL:
         x = x + tl.where(column[None, :] <= at[2], 0.0, float("-inf"))
-    elif ADDED == _TRUTH:
+    elif SHAPE[2] == _TRUTH:
         allowed = tl.load(at[3] + at[4] + column[None, :].to(tl.int64) * at[5], mask=inside, other=0)
         x = x + tl.where(allowed != 0, 0.0, float("-inf"))
-    elif ADDED == _ADDED:
+    elif SHAPE[2] == _ADDED:
         x = x + tl.load(at[3] + at[4] + column[None, :].to(tl.int64) * at[5], mask=inside, other=0).to(tl.float32)
     return x.to(tl.float64)
 
 
 @triton.jit
-def _scores(s, at, i, SHAPE: tl.constexpr):
-    found = ()
-    for k in tl.static_range(SHAPE[2]):
-        found = found + (_score(s, at, columns_of(i, k, SHAPE), SHAPE[4]),)
-    return found
-
-
-@triton.jit
-def _any(seen, values):
-    """1 where a value is not -inf: a row of -inf alone has a softmax of zeros."""
-    for k in tl.static_range(len(values)):
-        seen = tl.where(values[k] != float("-inf"), 1, seen)
-    return seen
+def _larger(top, value):
+    return tl.where(value > top, value, top)  # NaN is passed over: it comes back by exp(x - m)
 
 
 @triton.jit
 def _probability(power, total, seen):
-    """fp32, as the softmax returns it."""
+    """fp32, as the softmax returns it: zeros where there was nothing but -inf."""
     return tl.where(seen > 0, (power / total).to(tl.float32), 0.0)
 
 
 @triton.jit
-def _factor(at, column):
-    """What dropout multiplies by, by word i of the stream for score i: that is word i % 4 of block i / 4."""
-    place = at[6] + column[None, :]
-    c0, c1, c2, c3 = philox_blocks(place >> 2, at[7])
-    even, later = (place & 1) == 0, (place & 2) == 0
-    word = tl.where(later, tl.where(even, c0, c1), tl.where(even, c2, c3)).to(tl.int64)
-    return tl.where(word < at[8], number(at[9]), 0.0).to(tl.float32)
-
-
-@triton.jit
-def _dropped(value, at, column, DROPS: tl.constexpr):
-    if DROPS:
-        value = value * _factor(at, column)
+def _dropped(value, at, i, SHAPE: tl.constexpr):
+    """Times what dropout multiplies by, by word j of the stream for score j: that is word j % 4 of block j / 4."""
+    if SHAPE[3]:
+        place = at[6] + _columns(i, SHAPE)[None, :]
+        c0, c1, c2, c3 = philox_blocks(place >> 2, at[7])
+        even, early = (place & 1) == 0, (place & 2) == 0
+        word = tl.where(early, tl.where(even, c0, c1), tl.where(even, c2, c3)).to(tl.int64)
+        value = value * tl.where(word < at[8], number(at[9]), 0.0).to(tl.float32)
     return value
 
 
 @triton.jit
-def _write(out, at, column, value):
+def _write(out, at, i, value, SHAPE: tl.constexpr):
+    column = _columns(i, SHAPE)
     tl.store(out + at[0] + column[None, :], value, mask=at[1] & (column < at[10])[None, :])
 
 
 @triton.jit
 def _power_term(context, SHAPE: tl.constexpr, i):
     s, at, top = context
-    return (tree(exponentials(_scores(s, at, i, SHAPE), top), SHAPE[1]),)
+    return (f_exp(_score(s, at, i, SHAPE) - top),)
 
 
 @triton.jit
-def _top_of(s, at, ROWS: tl.constexpr, SHAPE: tl.constexpr):
-    """The largest score of each row, and whether one is not -inf, of rows that are read in rounds."""
-    top = tl.full((ROWS, SHAPE[0]), float("-inf"), tl.float64)
-    seen = tl.zeros((ROWS, SHAPE[0]), dtype=tl.int32)
-    for i in range(2 ** SHAPE[3]):
-        values = _scores(s, at, i, SHAPE)
-        top, seen = larger(top, values), _any(seen, values)
+def _top_of(s, at, like, SHAPE: tl.constexpr):
+    """The largest score of each row, and whether there is one that is not -inf, of rows that are read in rounds."""
+    top = like + float("-inf")
+    seen = like.to(tl.int32)
+    for i in range(2 ** SHAPE[1]):
+        value = _score(s, at, i, SHAPE)
+        top = _larger(top, value)
+        seen = tl.where(value != float("-inf"), 1, seen)
     return tl.max(top, axis=1)[:, None], tl.max(seen, axis=1)[:, None]
 
 
 @triton.jit(do_not_specialize=["key", "limit", "noise", "first"])
 def probabilities(
     s, mask, rows, n, length, first, heads, m_outer, m_inner, m_row, m_column, key, limit, noise, ADDED: tl.constexpr,
-    DROPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr, VALID: tl.constexpr,
-    LEVELS: tl.constexpr,
+    DROPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """s becomes its softmax, rounded, times what dropout multiplies by."""
-    SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS, ADDED)
+    SHAPE: tl.constexpr = (LANES, LEVELS, ADDED, DROPS)
     at = _rows_of(mask, rows, n, length, first, heads, m_outer, m_inner, m_row, m_column, key, limit, noise, ROWS)
+    like = tl.zeros((ROWS, LANES), dtype=tl.float64)
     if LEVELS == 0:
-        powers = _scores(s, at, 0, SHAPE)
-        top = tl.max(larger(tl.full((ROWS, LANES), float("-inf"), tl.float64), powers), axis=1)[:, None]
-        seen = tl.max(_any(tl.zeros((ROWS, LANES), dtype=tl.int32), powers), axis=1)[:, None]
-        powers = exponentials(powers, top)
-        total = across(tree(powers, CHUNKS), ROWS, LANES)
-        for k in tl.static_range(VALID):
-            column = columns_of(0, k, SHAPE)
-            _write(s, at, column, _dropped(_probability(powers[k], total, seen), at, column, DROPS))
+        value = _score(s, at, 0, SHAPE)
+        top = tl.max(_larger(like + float("-inf"), value), axis=1)[:, None]
+        seen = tl.max((value != float("-inf")).to(tl.int32), axis=1)[:, None]
+        power = f_exp(value - top)
+        y = _probability(power, across(power, ROWS, LANES), seen)
+        _write(s, at, 0, _dropped(y, at, 0, SHAPE), SHAPE)
     else:
-        top, seen = _top_of(s, at, ROWS, SHAPE)
-        like = tl.zeros((ROWS, LANES), dtype=tl.float64)
+        top, seen = _top_of(s, at, like, SHAPE)
         total = across(looped(_power_term, (s, at, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
         for i in range(2**LEVELS):
-            values = _scores(s, at, i, SHAPE)
-            for k in tl.static_range(VALID):
-                column = columns_of(i, k, SHAPE)
-                value = _probability(f_exp(values[k] - top), total, seen)
-                _write(s, at, column, _dropped(value, at, column, DROPS))
+            y = _probability(f_exp(_score(s, at, i, SHAPE) - top), total, seen)
+            _write(s, at, i, _dropped(y, at, i, SHAPE), SHAPE)
 
 
 # ------------------------------------------------------------------------------------------------ gradients
 
 
 @triton.jit
-def _gradient(g, at, column, DROPS: tl.constexpr):
+def _gradient(g, at, i, SHAPE: tl.constexpr):
     """fp64 of the gradient of the softmax; +0 past the end."""
+    column = _columns(i, SHAPE)
     value = tl.load(g + at[0] + column[None, :], mask=at[1] & (column < at[10])[None, :], other=0)
-    return _dropped(value, at, column, DROPS).to(tl.float64)
-
-
-@triton.jit
-def _pairs(context, SHAPE: tl.constexpr, i):
-    """The softmax and its gradient in round i, of one chunk after the other."""
-    s, g, at, top, total, seen = context
-    found = ()
-    for k in tl.static_range(SHAPE[2]):
-        column = columns_of(i, k, SHAPE)
-        y = _probability(f_exp(_score(s, at, column, SHAPE[4]) - top), total, seen)
-        found = found + (y, _gradient(g, at, column, SHAPE[5]))
-    return found
-
-
-@triton.jit
-def _pair_sum(pairs, n, i, SHAPE: tl.constexpr):
-    terms = ()
-    for k in tl.static_range(SHAPE[2]):
-        inside = (columns_of(i, k, SHAPE) < n)[None, :]  # a row of NaN has NaN past its end too
-        term = pairs[2 * k + 1] * pairs[2 * k].to(tl.float64)
-        terms = terms + (tl.where(inside, term, tl.zeros_like(term)),)
-    return tree(terms, SHAPE[1])
+    return _dropped(value, at, i, SHAPE).to(tl.float64)
 
 
 @triton.jit
 def _slope_term(context, SHAPE: tl.constexpr, i):
-    return (_pair_sum(_pairs(context, SHAPE, i), context[2][10], i, SHAPE),)
+    s, g, at, top, total, seen = context
+    y = _probability(f_exp(_score(s, at, i, SHAPE) - top), total, seen)
+    return (_gradient(g, at, i, SHAPE) * y.to(tl.float64),)
 
 
 @triton.jit(do_not_specialize=["key", "limit", "noise", "first"])
 def slopes(
     s, g, mask, rows, n, length, first, heads, m_outer, m_inner, m_row, m_column, key, limit, noise,
-    ADDED: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr,
-    VALID: tl.constexpr, LEVELS: tl.constexpr,
+    ADDED: tl.constexpr, DROPS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
     """s as by `probabilities`; and g, the gradient of that, becomes (g' - S(g' * y)) * y with y the softmax, rounded,
-    and g' = g times what dropout multiplies by."""
-    SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS, ADDED, DROPS)
+    and g' = g times what dropout multiplies by. Past the end of a row y is +0, or the whole row is NaN."""
+    SHAPE: tl.constexpr = (LANES, LEVELS, ADDED, DROPS)
     at = _rows_of(mask, rows, n, length, first, heads, m_outer, m_inner, m_row, m_column, key, limit, noise, ROWS)
     like = tl.zeros((ROWS, LANES), dtype=tl.float64)
-    pairs = (like, like)
     if LEVELS == 0:
-        powers = _scores(s, at, 0, SHAPE)
-        top = tl.max(larger(tl.full((ROWS, LANES), float("-inf"), tl.float64), powers), axis=1)[:, None]
-        seen = tl.max(_any(tl.zeros((ROWS, LANES), dtype=tl.int32), powers), axis=1)[:, None]
-        powers = exponentials(powers, top)
-        total = across(tree(powers, CHUNKS), ROWS, LANES)
-        pairs = ()
-        for k in tl.static_range(VALID):
-            pairs = pairs + (_probability(powers[k], total, seen), _gradient(g, at, columns_of(0, k, SHAPE), DROPS))
-        mean = across(_pair_sum(pairs, n, 0, SHAPE), ROWS, LANES)
+        value = _score(s, at, 0, SHAPE)
+        top = tl.max(_larger(like + float("-inf"), value), axis=1)[:, None]
+        seen = tl.max((value != float("-inf")).to(tl.int32), axis=1)[:, None]
+        power = f_exp(value - top)
+        y = _probability(power, across(power, ROWS, LANES), seen)
+        slope = _gradient(g, at, 0, SHAPE)
+        wide = y.to(tl.float64)
+        slope = (slope - across(slope * wide, ROWS, LANES)) * wide
+        _write(s, at, 0, _dropped(y, at, 0, SHAPE), SHAPE)
+        _write(g, at, 0, slope.to(tl.float32), SHAPE)
     else:
-        top, seen = _top_of(s, at, ROWS, SHAPE)
+        top, seen = _top_of(s, at, like, SHAPE)
         total = across(looped(_power_term, (s, at, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
         context = (s, g, at, top, total, seen)
         mean = across(looped(_slope_term, context, SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
-    for i in range(2**LEVELS):
-        again = pairs if LEVELS == 0 else _pairs((s, g, at, top, total, seen), SHAPE, i)
-        for k in tl.static_range(VALID):
-            column = columns_of(i, k, SHAPE)
-            y = again[2 * k]
-            _write(s, at, column, _dropped(y, at, column, DROPS))
-            wide = y.to(tl.float64)
-            _write(g, at, column, ((again[2 * k + 1] - mean) * wide).to(tl.float32))
+        for i in range(2**LEVELS):
+            y = _probability(f_exp(_score(s, at, i, SHAPE) - top), total, seen)
+            slope = (_gradient(g, at, i, SHAPE) - mean) * y.to(tl.float64)
+            _write(s, at, i, _dropped(y, at, i, SHAPE), SHAPE)
+            _write(g, at, i, slope.to(tl.float32), SHAPE)

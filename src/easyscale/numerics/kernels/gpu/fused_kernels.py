@@ -20,7 +20,7 @@ f_log = function("log")
 
 
 @triton.jit
-def columns_of(i, k: tl.constexpr, SHAPE: tl.constexpr):
+def _column(i, k: tl.constexpr, SHAPE: tl.constexpr):
     """Those of chunk k of round i."""
     return (i + k * 2 ** SHAPE[3]) * SHAPE[0] + tl.arange(0, SHAPE[0])
 
@@ -37,7 +37,7 @@ def _read_all(x, at, n, i, otherwise, SHAPE: tl.constexpr):
     """The chunks of round i."""
     found = ()
     for k in tl.static_range(SHAPE[2]):
-        found = found + (_read(x, at, columns_of(i, k, SHAPE), n, otherwise),)
+        found = found + (_read(x, at, _column(i, k, SHAPE), n, otherwise),)
     return found
 
 
@@ -57,14 +57,14 @@ def _place(row, rows, n):
 
 
 @triton.jit
-def larger(top, values):
+def _larger(top, values):
     for k in tl.static_range(len(values)):
         top = tl.where(values[k] > top, values[k], top)  # NaN is passed over: it comes back by exp(x - m)
     return top
 
 
 @triton.jit
-def exponentials(values, top):
+def _exponentials(values, top):
     found = ()
     for k in tl.static_range(len(values)):
         found = found + (f_exp(values[k] - top),)
@@ -74,7 +74,7 @@ def exponentials(values, top):
 @triton.jit
 def _softmax_term(context, SHAPE: tl.constexpr, i):
     x, at, n, top = context
-    return (tree(exponentials(_read_all(x, at, n, i, float("-inf"), SHAPE), top), SHAPE[1]),)
+    return (tree(_exponentials(_read_all(x, at, n, i, float("-inf"), SHAPE), top), SHAPE[1]),)
 
 
 @triton.jit
@@ -88,19 +88,19 @@ def softmax(
     top = tl.full((ROWS, LANES), float("-inf"), tl.float64)
     if LEVELS == 0:
         values = _read_all(x, at, n, 0, float("-inf"), SHAPE)
-        top = tl.max(larger(top, values), axis=1)[:, None]
+        top = tl.max(_larger(top, values), axis=1)[:, None]
         if LOGARITHM:
-            total = f_log(across(tree(exponentials(values, top), CHUNKS), ROWS, LANES))
+            total = f_log(across(tree(_exponentials(values, top), CHUNKS), ROWS, LANES))
             for k in tl.static_range(VALID):
-                _write(out, at, columns_of(0, k, SHAPE), n, (values[k] - top) - total)
+                _write(out, at, _column(0, k, SHAPE), n, (values[k] - top) - total)
         else:
-            values = exponentials(values, top)
+            values = _exponentials(values, top)
             total = across(tree(values, CHUNKS), ROWS, LANES)
             for k in tl.static_range(VALID):
-                _write(out, at, columns_of(0, k, SHAPE), n, values[k] / total)
+                _write(out, at, _column(0, k, SHAPE), n, values[k] / total)
     else:
         for i in range(2**LEVELS):
-            top = larger(top, _read_all(x, at, n, i, float("-inf"), SHAPE))
+            top = _larger(top, _read_all(x, at, n, i, float("-inf"), SHAPE))
         top = tl.max(top, axis=1)[:, None]
         like = tl.zeros((ROWS, LANES), dtype=tl.float64)
         total = across(looped(_softmax_term, (x, at, n, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
@@ -111,7 +111,7 @@ def softmax(
             for k in tl.static_range(VALID):
                 apart = values[k] - top
                 result = apart - total if LOGARITHM else f_exp(apart) / total
-                _write(out, at, columns_of(i, k, SHAPE), n, result)
+                _write(out, at, _column(i, k, SHAPE), n, result)
 
 
 @triton.jit
@@ -147,14 +147,14 @@ def softmax_backward(
         slopes, results = _read_all(g, at, n, 0, 0, SHAPE), _read_all(y, at, n, 0, 0, SHAPE)
         total = across(_slope_sum(slopes, results, LOGARITHM, CHUNKS), ROWS, LANES)
         for k in tl.static_range(VALID):
-            _write(out, at, columns_of(0, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
+            _write(out, at, _column(0, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
     else:
         like = tl.zeros((ROWS, LANES), dtype=tl.float64)
         total = across(looped(_softmax_backward_term, (g, y, at, n), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
         for i in range(2**LEVELS):
             slopes, results = _read_all(g, at, n, i, 0, SHAPE), _read_all(y, at, n, i, 0, SHAPE)
             for k in tl.static_range(VALID):
-                _write(out, at, columns_of(i, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
+                _write(out, at, _column(i, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
 
 
 # ------------------------------------------------------------------------------------------------ norms
@@ -201,7 +201,7 @@ def _square_term(context, SHAPE: tl.constexpr, i):
 def _squares(values, center, i, n, SHAPE: tl.constexpr):
     found = ()
     for k in tl.static_range(len(values)):
-        v = _apart(values[k], center, columns_of(i, k, SHAPE), n, SHAPE[4])
+        v = _apart(values[k], center, _column(i, k, SHAPE), n, SHAPE[4])
         found = found + (v * v,)
     return found
 
@@ -254,7 +254,7 @@ def row_norm(
     for i in range(2**LEVELS):
         again = values if LEVELS == 0 else _read_all(x, at, n, i, 0, SHAPE)
         for k in tl.static_range(VALID):
-            column = columns_of(i, k, SHAPE)
+            column = _column(i, k, SHAPE)
             v = _normal(again[k], center, scale, w, b, place, column, n, CENTRED, WEIGHT, BIAS, FLAT)
             _write(out, at, column, n, v)
 
@@ -275,7 +275,7 @@ def _pairs(context, SHAPE: tl.constexpr, i):
     g, x, w, at, center, scale, place, n = context
     found = ()
     for k in tl.static_range(SHAPE[2]):
-        column = columns_of(i, k, SHAPE)
+        column = _column(i, k, SHAPE)
         gw, hat = _read(g, at, column, n, 0), _read(x, at, column, n, 0)
         found = found + _pair(gw, hat, w, center, scale, place, column, n, SHAPE[4], SHAPE[5], SHAPE[6])
     return found
@@ -331,4 +331,4 @@ def row_norm_backward(
         again = pairs if LEVELS == 0 else _pairs(context, SHAPE, i)
         for k in tl.static_range(VALID):
             result = _row_slope(again[2 * k], again[2 * k + 1], first, second, scale, CENTRED)
-            _write(out, at, columns_of(i, k, SHAPE), n, result)
+            _write(out, at, _column(i, k, SHAPE), n, result)
