@@ -54,8 +54,8 @@ makers' sources beside a copy of this project, and runs in the same process:
 GPU = """`python benchmarks/gpu/d2.py`. `speed` is stock's time over D2's: above 1, D2 is faster. `time` of a whole step
 is D2's over D1's. Errors are against fp64, root of the mean square, relative. Steps of BERT, ELECTRA, Swin and NeuMF
 take as long as Python takes to launch them, at D1 (all but BERT) and at D2: their kernels need less time than at D1
-(Swin: the same), but more launches go through Python. D2 has no fused attention: scores and their gradients are written
-to memory, and kept for the backward."""
+(Swin: the same), but more launches go through Python. In these runs attention was the composition, which keeps its
+scores for the backward; on CUDA it keeps none since, and was not measured again."""
 
 NO_GPU = """Not measured yet on a GPU: `python benchmarks/gpu/d2.py` on a machine with one writes
 `benchmarks/results/d2-gpu.json`, and this section then shows it."""
