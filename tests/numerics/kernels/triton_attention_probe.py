@@ -11,7 +11,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,6 +38,7 @@ from easyscale.numerics.kernels.install import installed  # noqa: E402
 Checks = dict[str, Callable[[], None]]
 CAPABILITIES = (80, 90)
 LENGTHS = ((1, 1), (5, 7), (3, 33), (9, 5))
+SPILLED = 64
 SHARED = 99 * 1024  # bytes that every GPU since sm_80 has for a program
 
 
@@ -189,6 +194,20 @@ def _compiled(kernel: Any, pointers: dict[str, str], constants: dict[str, Any], 
         assert operations(text), "no arithmetic at all"
         assert "ftz" not in text
         assert made.metadata.shared <= SHARED
+        assert spilled(text) <= SPILLED, f"sm_{capability}: {spilled(text)} bytes for {given}"
+
+
+def spilled(text: str) -> int:
+    """Bytes that a thread stores because registers do not suffice."""
+    from triton import knobs
+
+    target = re.findall(r"\.target (\w+)", text)[0]
+    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
+        file.write(text)
+        file.flush()
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", file.name, "-o", os.devnull]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(re.findall(r"(\d+) bytes spill stores", done.stderr)[0])
 
 
 ALL = ((0, "fp32"), (1, "fp32"), (2, "u8"), (3, "fp32"), (3, "bf16"))
@@ -243,11 +262,23 @@ def _fusion_is_seen() -> None:
     assert "fma.rn.f64" in operations(str(made.asm["ptx"]))
 
 
+def _spilling_is_seen() -> None:
+    """A negative control: four times the values in one warp."""
+    from easyscale.numerics.kernels.gpu.attention_kernels import slopes
+
+    constants = {"ADDED": 0, "DROPS": True, "ROWS": 1, "LANES": 4 * at_once.WARP, "LEVELS": 0}
+    made = build(
+        slopes, 90, {"s": "*fp32", "g": "*fp32", "mask": "*fp32", **NUMBERS}, constants, num_warps=1,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    assert spilled(str(made.asm["ptx"])) > SPILLED
+
+
 def compiled() -> Checks:
     checks: Checks = {f"rows of {n}": lambda n=n: _rows_compiled(n) for n in (32, 1000, 50_257)}
     return checks | {
         "rows with each mask": lambda: _rows_compiled(384, ALL), "moves": _moves_compiled, "ones": _ones_compiled,
-        "fusion is seen": _fusion_is_seen,
+        "fusion is seen": _fusion_is_seen, "spilling is seen": _spilling_is_seen,
     }  # fmt: skip
 
 
