@@ -47,8 +47,8 @@ def scaled_dot_product_attention(
     root = math.sqrt(1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if query.dim() == 3:
         masks = attn_mask if attn_mask is None or attn_mask.dim() < 3 else attn_mask[None]
-        inputs = value[None], key[None], query[None], masks
-        return _Attention.apply(*inputs, dropout_p, is_causal, root)[0]  # type: ignore[no-any-return,no-untyped-call]
+        query, key, value = query[None], key[None], value[None]  # autograd comes back in the opposite order
+        return _Attention.apply(value, key, query, masks, dropout_p, is_causal, root)[0]  # type: ignore[no-any-return,no-untyped-call]
     return _Attention.apply(value, key, query, attn_mask, dropout_p, is_causal, root)  # type: ignore[no-any-return,no-untyped-call]
 
 

@@ -76,9 +76,7 @@ def placed(
     return whole
 
 
-def probabilities(
-    scores: Tensor, part: Part | None, begin: int, rows: Rows, at_once: ModuleType | None
-) -> Tensor:
+def probabilities(scores: Tensor, part: Part | None, begin: int, rows: Rows, at_once: ModuleType | None) -> Tensor:
     """What the values are weighed with, from fp32 scores [heads, L, S] that may be overwritten."""
     if at_once is not None:
         return at_once.probabilities(scores, _shown(rows, part), begin, rows)  # type: ignore[no-any-return]
