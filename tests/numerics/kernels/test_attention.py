@@ -6,8 +6,10 @@ CPUs take the composition; here the operator is switched on for them, so that al
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +20,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from d2_rows import assert_same
+from d2_runs import OPTIMIZERS, RUNS, OptimizerName
 from easyscale.numerics.kernels import attention, primitives, products, scores
 from easyscale.numerics.kernels.install import installed
 from easyscale.numerics.kernels.refusal import Refused
 
 Job = Callable[[], Any]
+GOLDEN = Path(__file__).parents[2] / "golden" / "d2.json"
 
 
 @pytest.fixture(autouse=True)
@@ -238,6 +242,25 @@ def test_layers_of_transformers_have_the_same_bits(both: Any) -> None:
 
     ours, composed = both(job)
     assert_same(ours, composed)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_transformer_is_trained_to_the_golden_bits(
+    optimizer: OptimizerName, autocast: bool, switch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[float] = []
+
+    def noting(query: Tensor, key: Tensor) -> Any:
+        calls.append(query.shape[2])
+        return stock(query, key)
+
+    stock = attention._parts
+    monkeypatch.setattr(attention, "_parts", noting)
+    switch(True)
+    golden = json.loads(GOLDEN.read_text())["runs"][f"transformer/{optimizer}/{'bf16' if autocast else 'fp32'}"]
+    assert RUNS["transformer"](optimizer, autocast, "cpu") == golden
+    assert len(calls) > 4, "the operator was not taken"
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["after", "inside"])
