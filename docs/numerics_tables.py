@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from easyscale.numerics.kernels import (
+    attention,
     autocast,
     formula_functions,
     formula_powers,
@@ -241,6 +242,8 @@ def forms() -> dict[str, set[tuple[str, str]]]:
         found.setdefault(packet(form.name), set()).add(where)
     for name in recurrent.COMPOSITES:
         found.setdefault(packet(name), set()).add(("recurrent", "cpu and cuda"))
+    for name in attention.COMPOSITES:
+        found.setdefault(packet(name), set()).add(("attention", "cuda"))
     return found
 
 

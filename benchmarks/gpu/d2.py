@@ -95,6 +95,9 @@ def operators(place: Place, models: list[str]) -> list[Row]:
     scores = torch.randn(few, wide if place.tiny else 384 * 12)
     words = torch.randn(few // 4 + 1, 40 if place.tiny else 30_522)
     ones, each = torch.rand(wide), torch.rand(64)
+    heads = torch.randn(2, 3, 12, 8) if place.tiny else torch.randn(8, 12, 384, 64)
+    seen = torch.arange(heads.shape[2]) < torch.linspace(heads.shape[2] // 2, heads.shape[2], len(heads))[:, None]
+    mask = seen[:, None, None].to(place.device)
     kinds: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]] = {
         "layer norm": (lambda x, w, b: F.layer_norm(x, w.shape, w, b), (x, ones, ones)),
         "RMS norm": (lambda x, w: F.rms_norm(x, w.shape, w), (x, ones)),
@@ -105,6 +108,13 @@ def operators(place: Place, models: list[str]) -> list[Row]:
         "sum of rows": (lambda x: x.sum(1), (scores,)), "sum of columns": (lambda x: x.sum(0), (scores,)),
         "GELU": (F.gelu, (scores,)), "SiLU": (F.silu, (scores,)), "tanh": (torch.tanh, (scores,)),
         "exp": (torch.exp, (scores,)), "sigmoid": (torch.sigmoid, (scores,)),
+        "attention": (F.scaled_dot_product_attention, (heads, heads + 1, heads - 1)),
+        "causal attention": (
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), (heads, heads + 1, heads - 1)
+        ),
+        "masked attention": (
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask), (heads, heads + 1, heads - 1)
+        ),
         "ReLU": (F.relu, (scores,)), "x + 0.1 y": (lambda x, y: x.add(y, alpha=0.1), (scores, scores + 1)),
     }  # fmt: skip
     rows = []

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from d2_rows import special
+from easyscale.numerics.kernels import attention as d2_attention
 from easyscale.numerics.kernels import products as d2_products
 from easyscale.numerics.kernels import sliced_convolutions
 from easyscale.numerics.kernels.gpu import sliced_convolutions as gpu_convolutions
@@ -45,6 +46,11 @@ ROWS = [
     (3, 20_000),
     (2, 50_257),
 ]
+# samples, heads, queries, keys, width: rows of one launch, of rounds, of several blocks and spans; one; causal squares
+ATTENTION = [
+    (2, 3, 1, 1, 1), (2, 3, 5, 7, 8), (1, 2, 33, 31, 17), (2, 2, 64, 64, 64), (2, 3, 99, 255, 9), (1, 2, 257, 257, 64),
+    (8, 12, 128, 128, 64), (1, 2, 70, 1000, 40), (2, 1, 1030, 1030, 128), (1, 1, 300, 4097, 64), (1, 2, 20, 9000, 300),
+]  # fmt: skip
 CHANNELS = [(2, 3, 5, 7), (2, 1, 1, 1), (4, 16, 28, 28), (3, 7, 1, 1), (8, 33, 9, 9), (2, 4, 100, 70)]
 
 
@@ -177,7 +183,61 @@ def channels() -> Iterator[Case]:
                 yield lambda x=image, g=groups, w=short: with_gradients(lambda x, w: F.group_norm(x, g, w), x, w)
 
 
+def by_operator(case: Case) -> Case:
+    """With attention on the CPU by the operator that CUDA takes, which is then computed there too."""
+
+    def run() -> None:
+        d2_attention.DEVICES.add("cpu")
+        try:
+            case()
+        finally:
+            d2_attention.DEVICES.discard("cpu")
+
+    return run
+
+
+def attend(*inputs: Tensor, **options: Any) -> Case:
+    return by_operator(
+        lambda: with_gradients(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, **options), *inputs)
+    )
+
+
+def attention() -> Iterator[Case]:
+    """Forward and backward: masks, dropout, layouts, odd numbers; in parts, and with products by slices."""
+    for dtype in SHORT:
+        for samples, heads, length, seen, width in ATTENTION:
+            shapes = [(samples, n, heads, width) for n in (length, seen, seen)]
+            q, k, v = (numbers(*shape, seed=i, dtype=dtype).transpose(1, 2) for i, shape in enumerate(shapes))
+            allowed = numbers(samples, 1, 1, seen, seed=5) > -0.5
+            yield attend(q, k, v)
+            yield attend(q.contiguous(), k.contiguous(), v.contiguous(), is_causal=True)
+            yield attend(q, k, v, attn_mask=allowed, dropout_p=0.1)
+            yield attend(q, k, v, attn_mask=torch.where(allowed, 0.0, -torch.inf).to(dtype), scale=0.2)
+            yield attend(q, k, v, attn_mask=numbers(heads, length, seen, seed=6), is_causal=False, dropout_p=0.5)
+            yield attend(q, k, v, attn_mask=torch.zeros(length, seen, dtype=torch.bool))
+            yield attend(q, k, v, is_causal=True, dropout_p=0.1)
+    q, k, v = (numbers(2, 3, n, 16, seed=n) for n in (20, 37, 37))
+    strange = [numbers(*x.shape, seed=7, odd=True) for x in (q, k, v)]
+    for place in range(3):
+        mixed = [strange[i] if i == place else x for i, x in enumerate((q, k, v))]
+        yield attend(*mixed)
+        yield attend(*mixed, attn_mask=numbers(20, 37, seed=8, odd=True), dropout_p=0.2)
+    yield attend(q, k[:, :1].expand_as(k), v.mT.contiguous().mT, is_causal=True)
+    yield attend(q[0], k[0], v[0], attn_mask=numbers(3, 1, 37))
+    yield by_slices(attend(q, k, v, dropout_p=0.1))
+
+    def in_parts() -> None:
+        before, d2_attention.MOST = d2_attention.MOST, 1000  # one head at a time
+        try:
+            attend(q, k[:, :, :33], v[:, :, :33], dropout_p=0.3, attn_mask=numbers(2, 3, 20, 33, seed=9) > 0)()
+        finally:
+            d2_attention.MOST = before
+
+    yield in_parts
+
+
 def everything() -> dict[str, Callable[[], Iterator[Case]]]:
     return {
         "products": products, "convolutions": convolutions, "sliced": sliced, "rows": rows, "channels": channels,
+        "attention": attention,
     }  # fmt: skip

@@ -142,7 +142,8 @@ class Mirror(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = func._schema.name.removeprefix("aten::")
-        known = func._schema.name.startswith("aten::") and not func.is_view and packet not in SILENT
+        spaces = ("aten::", "easyscale::")
+        known = func._schema.name.startswith(spaces) and not func.is_view and packet not in SILENT
         if not known or any(_no_memory(value) for value in pytree.tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
         changed = func._schema.is_mutable

@@ -14,7 +14,7 @@ from torch import nn
 from cluster import run_job
 from easyscale.core.errors import UnsupportedError, UsageError
 from easyscale.core.spec import WorkerSpec
-from easyscale.numerics.kernels import install
+from easyscale.numerics.kernels import attention, install
 from easyscale.numerics.kernels.switches import SWITCHES
 from easyscale.runtime import engine
 from easyscale.runtime.d2 import Guard, plain_updates, refuse_device_generators, refuse_types
@@ -42,6 +42,17 @@ def prepared(guard: Guard) -> nn.Linear:
     model = nn.Linear(3, 2)
     guard.prepared(model, [torch.optim.SGD(model.parameters(), lr=0.1)])
     return model
+
+
+# ---------------------------------------------------------------------------------------- our own operators
+
+
+@pytest.mark.usefixtures("guard")
+def test_our_own_operators_are_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "DEVICES", {"cpu"})
+    x = torch.ones(1, 2, 3, 4, requires_grad=True)
+    torch.nn.functional.scaled_dot_product_attention(x, x, x).sum().backward()
+    assert x.grad is not None
 
 
 # ---------------------------------------------------------------------------------------- the compiler

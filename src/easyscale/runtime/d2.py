@@ -29,7 +29,7 @@ _STOCK = (
     "rngprims inductor inductor_prims debug_mode_ops export _dtensor _native _test quantized _quantized quantization "
     "static_runtime onednn mkldnn_prepacked sparse mkl mkldnn fsdp streams dist_autograd higher_order"
 )
-STOCK = frozenset(_STOCK.split())
+STOCK = frozenset([*_STOCK.split(), "easyscale"])  # and ours
 # TorchScript's optimizer rewrites a graph, and its derivative, after the first runs of a function: bits then depend on
 # how often a process has called it. Its fusers generate code.
 _SCRIPT = (

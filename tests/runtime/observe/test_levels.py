@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from easyscale.numerics.kernels import install
+from easyscale.numerics.kernels import attention, install
 from easyscale.numerics.kernels.refusal import Refused
 from easyscale.numerics.kernels.registry import FORMS
 from easyscale.runtime.observe.levels import _FAMILIES, STOCK_FAMILY, Levels, family_of
@@ -34,6 +34,8 @@ ATEN = torch.ops.aten
         (ATEN.view.default, "D2", STOCK_FAMILY),
         (ATEN.relu.default, "D2", STOCK_FAMILY),
         (ATEN._scaled_dot_product_flash_attention.default, "D2", "attention"),
+        (torch.ops.easyscale.attention.default, "D2", "attention"),
+        (torch.ops.easyscale.attention_backward.default, "D2", "attention"),
         (ATEN.linalg_inv_ex.default, "D1", STOCK_FAMILY),
         (ATEN._fft_r2c.default, "D1", STOCK_FAMILY),
     ],
@@ -41,7 +43,7 @@ ATEN = torch.ops.aten
 def test_an_operator_has_the_level_of_its_form(operator: Any, level: str, family: str) -> None:
     standing = Levels().of(operator, "cpu")
     assert (standing.level, standing.family) == (level, family)
-    assert bool(standing.why) == (level != "D2" or family == "attention")
+    assert bool(standing.why) == (level != "D2" or operator._schema.name.startswith("aten::_scaled_dot"))
 
 
 def test_an_operator_of_an_extension_is_at_d0_and_the_extension_is_named() -> None:
@@ -137,6 +139,36 @@ def test_operators_are_noted_with_module_class_phase_and_line(tmp_path: Path, mo
     assert all("test_levels.py" in row["line"] for row in rows.values() if row["phase"] == "forward")
     assert {row["level"] for row in rows.values()} == {"D2"}
     assert (facts["level"], facts["traced"], len(facts["steps"])) == ("D1", 3, 2)
+
+
+class Reader(nn.Module):
+    """Layers that D2 takes apart by functions of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.LSTM(4, 4)
+        self.attention = nn.MultiheadAttention(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.steps(x)[0]
+        return self.attention(x, x, x, need_weights=False)[0]  # type: ignore[no-any-return]
+
+
+def test_what_d2_takes_apart_is_noted_with_its_module_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "DEVICES", {"cpu"})
+    torch.manual_seed(0)
+    with install.installed():
+        reader = Reader()
+        facts = scanned(tmp_path, reader, lambda step: reader(torch.ones(3, 2, 4)).sum())
+    rows = {(row["module"], row["phase"], row["operator"]): row for row in facts["operators"]}
+    for phase, operator in (("forward", "easyscale.attention"), ("backward", "easyscale.attention_backward")):
+        row = rows["attention", phase, operator]
+        assert (row["level"], row["family"]) == ("D2", "attention")
+        assert "test_levels.py" in row["line"]
+    assert "test_levels.py" in rows["steps", "forward", "sigmoid_"]["line"]
+    assert {row["level"] for row in rows.values()} == {"D2"}
 
 
 def test_what_a_later_step_no_longer_does_is_listed_without_time(tmp_path: Path, model: Net) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from easyscale.numerics.kernels import autocast, primitives, safe, updates
+from easyscale.numerics.kernels import attention, autocast, primitives, safe, updates
 from easyscale.numerics.kernels.catalogue import FORMS
 from easyscale.numerics.kernels.gpu import workspace
 from easyscale.numerics.kernels.native import library
@@ -51,7 +51,7 @@ class _Installation:
     def register(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch says that a kernel is replaced: that is the point
-            for name, function in COMPOSITES.items():
+            for name, function in {**COMPOSITES, **attention.COMPOSITES}.items():
                 self.library.impl(name, function, "CompositeImplicitAutograd")
             autocast.register(self.library)
             for device, key in _KEYS.items():

@@ -106,7 +106,8 @@ def uniform_(self: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Ge
     return _in_chunks(self, make)
 
 
-def _limit(p: float) -> int:
+def limit_of(p: float) -> int:
+    """Words below it are drawn with probability p."""
     if not 0.0 <= p <= 1.0:
         raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
     return math.ceil(p * _WORDS)
@@ -114,12 +115,17 @@ def _limit(p: float) -> int:
 
 @form("bernoulli_.float")
 def bernoulli_(self: Tensor, p: float = 0.5, *, generator: Generator | None = None) -> Tensor:
-    limit, key = _limit(p), draw_key(generator)
-    if _in_c(self):
+    limit, key = limit_of(p), draw_key(generator)
+    return kept_of(self, key, limit)
+
+
+def kept_of(self: Tensor, key: int, limit: int, start: int = 0) -> Tensor:
+    """Filled with 1 where the word is below the limit, with 0 elsewhere; from word `start` (a multiple of 4) on."""
+    if not start and _in_c(self):
         return _call("d2_philox_bernoulli", "ll", self, key, limit)
-    if _by_kernel(self):
+    if not start and _by_kernel(self):
         return draws.bernoulli(self, key, limit)
-    return _in_chunks(self, lambda first, count: words(count, key, self.device, start=first) < limit)
+    return _in_chunks(self, lambda first, count: words(count, key, self.device, start=start + first) < limit)
 
 
 @form("bernoulli_.Tensor")
@@ -139,7 +145,7 @@ def bernoulli_out(self: Tensor, *, generator: Generator | None = None, out: Tens
 
 
 @functools.lru_cache(maxsize=256)
-def _noise(rest: float, dtype: torch.dtype) -> float:
+def noise_of(rest: float, dtype: torch.dtype) -> float:
     """One divided by a number, in the dtype."""
     return float(torch.ones(1, dtype=dtype).div_(rest))
 
@@ -149,7 +155,7 @@ def native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor,
     if train is False or not input.numel():
         return input.clone(), torch.ones_like(input, dtype=torch.bool)
     if p < 1 and _by_kernel(input):
-        return draws.dropout(input, draw_key(None), _limit(1 - p), _noise(1 - p, input.dtype))
+        return draws.dropout(input, draw_key(None), limit_of(1 - p), noise_of(1 - p, input.dtype))
     noise = bernoulli_(torch.empty_like(input), 1 - p)
     mask = noise.bool()
     return (input * noise.div_(1 - p) if p < 1 else torch.zeros_like(input)), mask
@@ -161,7 +167,7 @@ def native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> 
     if primitives.implementation(grad_output.device) is gpu and grad_output.dtype in draws.DTYPES:
         if not (grad_output.is_contiguous() and mask.is_contiguous()):
             grad_output, mask = grad_output.contiguous(), mask.contiguous()
-        return draws.dropout_backward(grad_output, mask, _noise(1 / scale, grad_output.dtype) if scale else 0.0)
+        return draws.dropout_backward(grad_output, mask, noise_of(1 / scale, grad_output.dtype) if scale else 0.0)
     noise = mask.to(grad_output.dtype)
     return grad_output * (noise.div_(1 / scale) if scale else torch.zeros_like(noise))
 

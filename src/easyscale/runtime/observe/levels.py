@@ -61,6 +61,8 @@ class Levels:
         space, _, packet = func._schema.name.partition("::")
         if space not in STOCK:
             return Standing("D0", "extensions", f"it comes from the extension {space}, whose kernels are not known")
+        if space == "easyscale":
+            return Standing("D2", "attention")
         name = packet if func._overloadname == "default" else f"{packet}.{func._overloadname}"
         if space != "aten" or name in self._kernels(device):
             return Standing("D2", family_of(name))

@@ -28,7 +28,13 @@ MOST_OPERATORS = 200_000  # of one local step; what is beyond is left out, and s
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _OURS = tuple(_PACKAGE + part + os.sep for part in ("runtime", "numerics"))
-_GATES = _PACKAGE + os.path.join("runtime", "gates.py")  # a call of the script passes through on its way to torch
+# A call of the script passes through these on its way to torch: gates, and layers that D2 takes apart.
+_THROUGH = tuple(
+    _PACKAGE + os.path.join(*path)
+    for path in (
+        ("runtime", "gates.py"), ("numerics", "kernels", "attention.py"), ("numerics", "kernels", "recurrent.py"),
+    )
+)  # fmt: skip
 _UNINITIALISED = tuple(f"aten::{n}" for n in ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"))
 
 
@@ -234,7 +240,7 @@ def line_of_script(frame: Any) -> str | None:
             if frame.f_code.co_name == "_engine_run_backward":
                 return None
         elif name.startswith(_OURS):
-            if name != _GATES:
+            if name not in _THROUGH:
                 return library or None
         elif is_library(frame):
             library = library or ("" if name.startswith("<frozen") else shown(frame))

@@ -21,7 +21,7 @@ def _u32(value: tl.constexpr):
 
 
 @triton.jit
-def _blocks(counter, key):
+def philox_blocks(counter, key):
     """The four words of each block."""
     c0, c1 = counter.to(tl.uint32), (counter >> 32).to(tl.uint32)
     c2, c3 = c0 ^ c0, c0 ^ c0
@@ -39,14 +39,14 @@ def _blocks(counter, key):
 @triton.jit
 def _words(first, key, BLOCK: tl.constexpr):
     """int64: BLOCK words from word `first` (a multiple of 4) on."""
-    c0, c1, c2, c3 = _blocks(first // 4 + tl.arange(0, BLOCK // 4), key)
+    c0, c1, c2, c3 = philox_blocks(first // 4 + tl.arange(0, BLOCK // 4), key)
     return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), (BLOCK,)).to(tl.int64)
 
 
 @triton.jit
 def _pairs(first, key, BLOCK: tl.constexpr):
     """fp64: words 2i and 2i + 1 of the elements i from `first` (a multiple of 2) on."""
-    c0, c1, c2, c3 = _blocks(first // 2 + tl.arange(0, BLOCK // 2), key)
+    c0, c1, c2, c3 = philox_blocks(first // 2 + tl.arange(0, BLOCK // 2), key)
     one, two = tl.reshape(tl.join(c0, c2), (BLOCK,)), tl.reshape(tl.join(c1, c3), (BLOCK,))
     return one.to(tl.int64), two.to(tl.int64)
 
