@@ -14,7 +14,7 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 bench: $(STAMP)
 	@for script in $(filter-out benchmarks/soak.py,$(wildcard benchmarks/*.py)) benchmarks/elastic/switch.py benchmarks/elastic/recovery.py benchmarks/elastic/steady.py; do \

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from raycluster import RayCluster, running_cluster
+
+ROOT = Path(__file__).parents[1]
 
 # A shell that starts the tests in the background has them ignore SIGINT; the tests of signals need it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -51,7 +57,6 @@ def ray_cluster() -> Iterator[RayCluster]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    _keep_together(items)
     gpu = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu:
         return
@@ -62,9 +67,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gpu]
 
 
-def _keep_together(items: list[pytest.Item]) -> None:
-    """Under `--dist loadgroup` a file's tests run in one process, and so do those of the Ray cluster: what they share
-    (reference runs, interpreted kernels, the cluster) is made once."""
-    for item in items:
-        shared = "ray_cluster" if "ray_cluster" in getattr(item, "fixturenames", ()) else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(shared))
+class _Together(LoadFileScheduling):
+    """A file's tests run in one process, and so do those of the Ray cluster: what they share (reference runs,
+    interpreted kernels, the cluster) is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return "the Ray cluster" if _asks_for_ray(file) else file
+
+
+@functools.cache
+def _asks_for_ray(file: str) -> bool:
+    return "ray_cluster" in (ROOT / file).read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _Together | None:
+    """Not `loadgroup` and marks: pytest 9.2 has no place any more where xdist 3.8 would write the groups."""
+    return _Together(config, log) if config.getvalue("dist") == "loadfile" else None

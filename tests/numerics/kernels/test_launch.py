@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from easyscale.numerics.kernels.gpu import launch as launching
-from easyscale.numerics.kernels.gpu.launch import _c_launcher_is_known, facts, launch
+from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, _c_launcher_is_known, facts, launch
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 
@@ -141,3 +142,102 @@ def test_only_the_launcher_that_is_known_is_gone_round(monkeypatch: pytest.Monke
         monkeypatch.setattr(launching.inspect, "getsource", lambda function, other=other: other)
         assert _c_launcher_is_known(driver.CudaLauncher) == (other is text)
     _c_launcher_is_known.cache_clear()
+
+
+def _kept(kernel: Kernel, **constants: Any) -> Launch:
+    return Launch(kernel, (9,), (50,), BLOCK=32, **constants)
+
+
+@needs_triton
+def test_a_kept_launch_goes_round_triton_with_the_addresses_of_its_tensors(on_a_cpu: None) -> None:
+    noted: list[tuple[Any, ...]] = []
+    kernel = Kernel(3, ("BLOCK",), launch=lambda *args: noted.append(args))
+    kept = _kept(kernel)
+    settings = (77, 0, 0, None, None, (4, 1, 0), None, None, None)
+    pairs = [(torch.zeros(64), torch.zeros(64)) for _ in range(3)]
+    for x, y in pairs:
+        kept(x, y)
+    assert len(kernel.grids) == 1
+    assert noted == [(9, 1, 1, 5, *settings, x.data_ptr(), y.data_ptr(), 50, 32) for x, y in pairs[1:]]
+
+
+@needs_triton
+def test_a_kept_launch_looks_at_alignment_itself(on_a_cpu: None) -> None:
+    """In any order: another kernel for each set of addresses that are multiples of 16, found once."""
+    x = torch.zeros(65)
+    cases = list(itertools.product((x[:64], x[1:]), repeat=2))
+    for order in itertools.permutations(range(4)):
+        kernel = Kernel(3, ("BLOCK",), launch=lambda *args: None)
+        kept = _kept(kernel)
+        for count, case in enumerate(order, 1):
+            for _ in range(3):
+                kept(*cases[case])
+            assert len(kernel.grids) == count
+
+
+@needs_triton
+def test_beside_tiles_alignment_is_not_looked_at(on_a_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(launching, "_as_triton_takes_it", lambda arg: arg)
+    kernel = Kernel(3, ("BLOCK",), launch=lambda *args: noted.append(args))
+    kept, tiles = _kept(kernel), Tiles(torch.zeros(16, 16), (8, 8))
+    for x in (torch.zeros(64), torch.zeros(64)):
+        kept(tiles, x)
+    assert len(kernel.grids) == 1
+    assert noted[0][13:15] == (tiles, x.data_ptr())
+
+
+@needs_triton
+def test_a_kept_launch_on_another_device_is_triton_s(on_a_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it keeps is of the device that it was launched on first."""
+    kernel = Kernel(3, ("BLOCK",), launch=lambda *args: None)
+    kept, pair = _kept(kernel), (torch.zeros(64), torch.zeros(64))
+    kept(*pair)
+    kept(*pair)
+    assert len(kernel.grids) == 1
+    monkeypatch.setattr(launching, "_current", lambda: 3)
+    slow: list[Any] = []
+    monkeypatch.setattr(launching, "launch", lambda *args, **named: slow.append(args))
+    kept(*pair)
+    assert len(slow) == 1
+
+
+@needs_triton
+def test_a_kept_launch_of_a_kernel_with_memory_of_its_own_is_always_triton_s(on_a_cpu: None) -> None:
+    kernel = Kernel(3, ("BLOCK",), launch=None, global_scratch_size=8)
+    kept = _kept(kernel)
+    for _ in range(3):
+        kept(torch.zeros(64), torch.zeros(64))
+    assert len(kernel.grids) == 3
+
+
+@needs_triton
+def test_threads_may_share_a_kept_launch(on_a_cpu: None) -> None:
+    noted: list[int] = []
+    kernel = Kernel(3, ("BLOCK",), launch=lambda *args: noted.append(args[13]))
+    kept, x = _kept(kernel), torch.zeros(65)
+    with ThreadPoolExecutor(8) as threads:
+        tensors = [(x[:64], x[:64]) if i % 2 else (x[1:], x[1:]) for i in range(400)]
+        list(threads.map(lambda pair: kept(*pair), tensors))
+    assert len(noted) + len(kernel.grids) == 400
+    assert set(noted) == {x.data_ptr(), x[1:].data_ptr()}
+
+
+@needs_triton
+def test_a_number_that_differs_in_each_call_goes_behind_the_tensors(on_a_cpu: None) -> None:
+    """One of 32 bits has another type in Triton, and a tensor that begins elsewhere another kernel."""
+    noted: list[tuple[Any, ...]] = []
+    kernel = Kernel(3, ("BLOCK",), launch=lambda *args: noted.append(args[13:]))
+    kept, x = _kept(kernel), torch.zeros(65)
+    small, large = (3, 0x7FFFFFFF), (1 << 31, 1 << 40, 16 * 12345678901, (1 << 63) - 1)
+    kept.drawing(small[0], x[:64])
+    kept.drawing(large[0], x[:64])
+    assert len(kernel.grids) == 2
+    for key in large:
+        kept.drawing(key, x[:64])
+    assert len(kernel.grids) == 2
+    assert noted == [(x.data_ptr(), key, 50, 32) for key in large]
+    kept.drawing(small[1], x[:64])
+    kept.drawing(large[1], x[1:])
+    assert len(kernel.grids) == 3
+    assert noted[len(large) :] == [(x.data_ptr(), small[1], 50, 32)]

@@ -175,7 +175,7 @@ def _random(dtype: torch.dtype) -> None:
     makers: list[Callable[[Tensor], Tensor]] = [
         randomness.uniform_, lambda x: randomness.uniform_(x, -0.3, 1.7), lambda x: randomness.uniform_(x, 2.0, 2.0),
         lambda x: randomness.bernoulli_(x, 0.3), randomness.normal_, lambda x: randomness.normal_(x, 0.5, 2.0),
-        randomness.exponential_,
+        randomness.exponential_, lambda x: randomness.exponential_(x, 0.7),
     ]  # fmt: skip
     for make in makers:
         both(lambda make=make: make(torch.empty(2503, dtype=dtype)))
@@ -269,7 +269,8 @@ def _random_compiled(dtype: str) -> None:
     float_type = "f64" if dtype == "fp64" else "f32"
     names = ("x", "g", "out")
     pointers = dict.fromkeys(names, f"*{dtype}") | {"mask": "*u8"}
-    pointers |= dict.fromkeys(("key", "limit", "noise", "low", "span", "top", "bottom", "mean", "std", "turn"), "i64")
+    scalars = ("key", "limit", "noise", "low", "span", "top", "bottom", "mean", "std", "turn", "rate")
+    pointers |= dict.fromkeys(scalars, "i64")
     product = {f"mul.{float_type}"}
     _read(kernels.dropout, pointers, {"BLOCK": 1024}, product, dtype)
     _read(kernels.dropout_backward, pointers, {"BLOCK": 1024}, product, dtype)
@@ -277,6 +278,7 @@ def _random_compiled(dtype: str) -> None:
     _read(kernels.uniform, pointers, {"BITS": bits, "BLOCK": 1024}, {"add.f64", "mul.f64"}, dtype)
     allowed = {"add.f64", "sub.f64", "mul.f64", "div.f64", "sqrt.f64"}
     _read(kernels.normal, pointers, {"BLOCK": 1024}, allowed, dtype)
+    _read(kernels.exponential, pointers, {"BLOCK": 1024}, allowed, dtype)
 
 
 def compiled() -> Checks:

@@ -27,6 +27,7 @@ from d2_rows import assert_same, special  # noqa: E402
 from easyscale.numerics.kernels import batches, gpu, losses, norms, primitives, reductions  # noqa: E402
 from easyscale.numerics.kernels import softmax as softmaxes  # noqa: E402
 from easyscale.numerics.kernels.gpu import channels, fused, products, rows  # noqa: E402
+from easyscale.numerics.kernels.gpu import launch as launching  # noqa: E402
 from easyscale.numerics.kernels.gpu import losses as at_once  # noqa: E402
 from easyscale.numerics.kernels.gpu.launch import launch  # noqa: E402
 
@@ -59,7 +60,8 @@ def sizes(of: dict[Any, dict[str, int]]) -> Iterator[None]:
     with ExitStack() as stack:
         for module, values in of.items():
             stack.enter_context(patch.multiple(module, **values))
-        for kept in (rows.planned, rows.row_shape, rows.row_shape_at_once, channels._sums_plan, channels._tiles_plan):
+        plans = [value for module in (rows, fused, channels) for value in vars(module).values()]
+        for kept in (value for value in plans if hasattr(value, "cache_clear")):
             kept.cache_clear()
             stack.callback(kept.cache_clear)
         yield
@@ -226,7 +228,7 @@ def _forms() -> None:
         made.clear()
         with ExitStack() as stack:
             stack.enter_context(patch.object(primitives, "implementation", lambda device: gpu))
-            for module in (rows, channels, fused, at_once):
+            for module in (launching, at_once):  # those that are kept are launched by the former
                 stack.enter_context(patch.object(module, "launch", counted))
             assert_same(_all_of(run()), _all_of(wanted))
         assert len(made) == launches, f"{len(made)} launches, not {launches}"

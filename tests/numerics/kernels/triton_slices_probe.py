@@ -56,8 +56,8 @@ def uneven(*shape: int, seed: int = 0) -> Tensor:
 def tuned(tile: Tile | None = None, **settings: Any) -> Iterator[None]:
     """Other numbers of what only speed depends on. Plans that were made with the usual ones are forgotten."""
     plans = [
-        slices._product_plan, slices._repair_plan, slices._cutting, sliced_convolutions._convolving,
-        sliced_convolutions._weighing, sliced_convolutions.groups_of,
+        slices.sliced_plan, slices._cutting, sliced_convolutions._convolving, sliced_convolutions._weighing,
+        sliced_convolutions.groups_of,
     ]  # fmt: skip
     with ExitStack() as stack:
         for name, value in settings.items():

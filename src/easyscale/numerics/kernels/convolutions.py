@@ -18,17 +18,18 @@ positions, k).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from itertools import product as pairs
-from math import gcd
+from math import gcd, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels import primitives, products, sliced_convolutions
+from easyscale.numerics.kernels import gpu, primitives, products, sliced_convolutions
 from easyscale.numerics.kernels.products import chains, check_dtype, reads_views, view_chains
 from easyscale.numerics.kernels.registry import form
 from easyscale.numerics.kernels.sliced_convolutions import Correlation, slices_of
@@ -102,12 +103,53 @@ def _direct(device: torch.device) -> Any:
     return getattr(primitives.implementation(device), "direct_convolutions", None)
 
 
+class _Pointwise:
+    """Products of one matrix, by kernels of one tap, with what lies at each place of all images."""
+
+    def __init__(self, shape: tuple[int, ...], device: torch.device, run: Callable[..., None]) -> None:
+        self.shape, self.device, self.run = shape, device, run
+
+    def __call__(self, weight: Tensor, x: Tensor) -> Tensor:
+        out = torch.empty(self.shape, dtype=torch.float32, device=self.device)
+        self.run(weight, x, out)
+        return out
+
+
+@lru_cache(maxsize=4096)
+def _pointwise(
+    shape: tuple[int, ...], strides: tuple[int, ...], m: int, row: int, step: int, window: Window, groups: int,
+    dtype: torch.dtype, device: torch.device,
+) -> _Pointwise | None:  # fmt: skip
+    """On a GPU, one launch for images of this shape and layout and a matrix of `m` rows with these strides. None where
+    it needs more than that, or slices: then as other windows."""
+    if groups != 1 or any(window.padding) or not all(n == 1 for n in (*window.kernel, *window.stride)):
+        return None
+    spots, k = prod(shape[2:]), shape[1]
+    sides = [side for side in zip(shape[2:], strides[2:], strict=True) if side[0] != 1]
+    joined = all(outer == size * inner for (_, outer), (size, inner) in pairwise(sides))
+    walk = sides[-1][1] if sides else 1
+    if slices_of(shape[0], k, m, window.over(shape[2:]), groups, dtype):
+        return None
+    if not joined or not shape[0] or not m or not k or k > products.SPAN or spots < _NARROW_MATRIX:
+        return None
+    if gpu.products.turned(m, (strides[1], walk)):
+        return None
+    of = shape[0], m, spots, k
+    run = gpu.products.chain_plan(of, (0, row, step), (strides[0], strides[1], walk), products.BLOCK, dtype, device)
+    return _Pointwise((shape[0], m, *shape[2:]), device, run)
+
+
 # ------------------------------------------------------------------------------------------------ the three products
+
+
+@lru_cache(maxsize=4096)
+def _over(window: Window, shape: tuple[int, ...]) -> Correlation:
+    return window.over(window.positions(shape[2:]))
 
 
 def forward(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     """fp32 [images, channels out, *positions]."""
-    over = window.over(window.positions(x.shape[2:]))
+    over = _over(window, x.shape)
     slices = slices_of(x.shape[0], weight.shape[1], weight.shape[0], over, groups, x.dtype)
     if slices:
         return sliced_convolutions.forward(x, weight, over, slices)
@@ -115,6 +157,11 @@ def forward(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     if direct and direct.takes(weight.shape[0] // groups, weight.shape[1], over.kernel, products.BLOCK, x, weight):
         found: Tensor = direct.forward(x, weight, over, groups)
         return found
+    if direct:
+        outputs = weight.shape[0], weight.stride(0), weight.stride(1)
+        plan = _pointwise(x.shape, x.stride(), *outputs, window, groups, x.dtype, x.device)
+        if plan is not None:
+            return plan(weight, x)
     seen = columns(x, window, window.padding, window.padding, over.size)
     return _correlate(weight.reshape(groups, weight.shape[0] // groups, -1), seen, groups, len(window.kernel))
 
@@ -130,6 +177,15 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window, gro
     if direct and direct.takes_gradient(grad.shape[1] // groups, weight.shape[1], over.kernel, grad, x):
         found: Tensor = direct.weight_gradient(grad, x, over, groups, products.BLOCK, products.SPAN)
         return found
+    alone = groups == 1 and not any(window.padding) and all(n == 1 for n in (*window.kernel, *window.stride))
+    if direct and alone and x.shape[2:] == grad.shape[2:] and x.numel() and grad.numel():
+        matrix = x.movedim(1, -1).reshape(-1, x.shape[1])  # channels are neighbours
+        rows = grad.transpose(0, 1).reshape(grad.shape[1], -1)
+        plan = gpu.products.matrix_chains(
+            rows.shape[0], matrix.shape[1], matrix.shape[0], rows.stride(), matrix.stride(), x.dtype, x.device,
+            products.BLOCK, products.SPAN,
+        )  # fmt: skip
+        return plan(rows, matrix).view(weight.shape)
     seen = columns(x, window, window.padding, window.padding, grad.shape[2:])
     rows = grad.movedim(0, 1).reshape(groups, grad.shape[1] // groups, grad.shape[0] * grad.shape[2:].numel())
     if direct and groups == 1 and weight.shape[2:].numel() == 1:
@@ -153,6 +209,11 @@ def input_gradient(grad: Tensor, weight: Tensor, window: Window, groups: int, si
     if direct and direct.takes(inner, weight.shape[0] // groups, window.kernel, products.BLOCK, grad, weight):
         found: Tensor = direct.input_gradient(grad, weight, _phases(window, tuple(size)), groups, size)
         return found
+    if direct and grad.shape[2:] == tuple(size):
+        outputs = inner, weight.stride(1), weight.stride(0)
+        plan = _pointwise(grad.shape, grad.stride(), *outputs, window, groups, grad.dtype, grad.device)
+        if plan is not None:
+            return plan(weight, grad)
     # [groups, channels out of a group, channels in of a group, *kernel] -> channels in first
     turned = weight.unflatten(0, (groups, weight.shape[0] // groups)).transpose(1, 2)
     if all(s == 1 for s in window.stride):
@@ -240,29 +301,41 @@ def _phase(grad: Tensor, turned: Tensor, phases: list[_Phase], groups: int) -> T
 # ------------------------------------------------------------------------------------------------ forms
 
 
-def _window(weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> Window:
-    dims = weight.dim() - 2
+def _window(
+    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, groups: int,
+) -> Window:  # fmt: skip
+    """Checked against the input; each number is given once for all dimensions, or for each."""
+    return _checked(
+        x.shape, weight.shape, x.dtype, weight.dtype, tuple(stride), tuple(padding), tuple(dilation), transposed, groups
+    )
 
-    def each(values: Sequence[int]) -> tuple[int, ...]:
-        return tuple(values) if len(values) == dims else (values[0],) * dims
 
-    return Window(tuple(weight.shape[2:]), each(stride), each(padding), each(dilation))
+@lru_cache(maxsize=4096)
+def _checked(
+    x: tuple[int, ...], weight: tuple[int, ...], dtype: torch.dtype, other: torch.dtype, stride: tuple[int, ...],
+    padding: tuple[int, ...], dilation: tuple[int, ...], transposed: bool, groups: int,
+) -> Window:  # fmt: skip
+    dims = len(weight) - 2
 
+    def each(values: tuple[int, ...]) -> tuple[int, ...]:
+        return values if len(values) == dims else (values[0],) * dims
 
-def _check(x: Tensor, weight: Tensor, transposed: bool, groups: int, window: Window) -> None:
-    check_dtype("convolution", x.dtype)
-    if weight.dtype is not x.dtype:
-        raise RuntimeError(f"convolution: expected tensors of one dtype, but got {x.dtype} and {weight.dtype}")
-    expected = weight.shape[0] if transposed else weight.shape[1] * groups
-    if x.dim() != weight.dim() or x.shape[1] != expected or weight.shape[0] % groups:
+    window = Window(tuple(weight[2:]), each(stride), each(padding), each(dilation))
+    check_dtype("convolution", dtype)
+    if other is not dtype:
+        raise RuntimeError(f"convolution: expected tensors of one dtype, but got {dtype} and {other}")
+    expected = weight[0] if transposed else weight[1] * groups
+    if len(x) != len(weight) or x[1] != expected or weight[0] % groups:
         raise RuntimeError(
-            f"convolution: weight of shape {tuple(weight.shape)} with {groups} group(s) does not fit an input of shape "
-            f"{tuple(x.shape)}"
+            f"convolution: weight of shape {tuple(weight)} with {groups} group(s) does not fit an input of shape "
+            f"{tuple(x)}"
         )
     if min(window.stride) < 1 or min(window.dilation) < 1 or min(window.padding) < 0:
         raise RuntimeError(f"convolution: stride and dilation must be positive, padding not negative: {window}")
-    if not transposed and min(window.positions(x.shape[2:])) < 1:
-        raise RuntimeError(f"convolution: the kernel is larger than the padded input: {window} over {tuple(x.shape)}")
+    if not transposed and min(window.positions(x[2:])) < 1:
+        raise RuntimeError(f"convolution: the kernel is larger than the padded input: {window} over {tuple(x)}")
+    return window
 
 
 def _layout(x: Tensor, weight: Tensor) -> torch.memory_format:
@@ -280,8 +353,7 @@ def convolution(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int],
     dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Tensor:  # fmt: skip
-    window = _window(weight, stride, padding, dilation)
-    _check(input, weight, transposed, groups, window)
+    window = _window(input, weight, stride, padding, dilation, transposed, groups)
     if transposed:
         extra = tuple(output_padding) * (len(window.kernel) if len(output_padding) == 1 else 1)
         size = [
@@ -315,8 +387,7 @@ def convolution_backward(
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    window = _window(weight, stride, padding, dilation)
-    _check(input, weight, transposed, groups, window)
+    window = _window(input, weight, stride, padding, dilation, transposed, groups)
     layout = _layout(input, weight)
     for_input = for_weight = for_bias = None
     if output_mask[0]:

@@ -243,6 +243,11 @@ def _factor(number: Number, dtype: torch.dtype) -> Tensor:
     return _constant(number, inside if dtype.is_floating_point or dtype.is_complex else whole)
 
 
+def _as_is(x: Tensor, number: Number) -> bool:
+    """Whether a product with this number has the dtype of x."""
+    return x.is_floating_point() and type(number) is not complex
+
+
 @form("mul.Tensor", devices=("cuda",))
 def mul(self: Tensor | Number, other: Tensor | Number) -> Tensor:
     if not isinstance(self, Tensor):
@@ -252,6 +257,9 @@ def mul(self: Tensor | Number, other: Tensor | Number) -> Tensor:
         if _beside(self, other):
             return _mul(self.float(), other.float()).to(self.dtype)  # type: ignore[no-any-return]
         return _mul(self, other)  # type: ignore[no-any-return]
+    if _as_is(self, other):
+        made: Tensor = _mul(self, _factor(other, self.dtype))
+        return made if made.dtype is self.dtype else made.to(self.dtype)  # a bf16 without dimensions became fp32
     dtype = torch.result_type(self, other)
     return _mul(self.to(dtype), _factor(other, dtype)).to(dtype)  # type: ignore[no-any-return]
 
@@ -259,7 +267,8 @@ def mul(self: Tensor | Number, other: Tensor | Number) -> Tensor:
 @form("mul_.Tensor", devices=("cuda",))
 def mul_(self: Tensor, other: Tensor | Number) -> Tensor:
     if not isinstance(other, Tensor):
-        return _mul_(self, _factor(other, torch.result_type(self, other)))  # type: ignore[no-any-return]
+        dtype = self.dtype if _as_is(self, other) else torch.result_type(self, other)
+        return _mul_(self, _factor(other, dtype))  # type: ignore[no-any-return]
     if _beside(self, other):
         return self.copy_(_mul(self.float(), other.float()))
     return _mul_(self, other)  # type: ignore[no-any-return]

@@ -24,6 +24,7 @@ Backward of batch norm, with s1 = S(g) and s2 = S(g * (x - mean)) of a channel:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -122,10 +123,15 @@ def _row_weights(
 def _checked(x: Tensor, shape: Sequence[int]) -> tuple[int, list[int]]:
     """Rows, and the shape of the statistics."""
     refuse_complex(x, "a norm")
+    return _rows_of(x.shape, tuple(shape))
+
+
+@functools.lru_cache(maxsize=1024)
+def _rows_of(whole: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, list[int]]:
     dims = len(shape)
-    if not dims or list(x.shape[-dims:]) != list(shape):
-        raise RuntimeError(f"the input's shape {list(x.shape)} does not end in the normalized shape {list(shape)}")
-    outer = list(x.shape[: x.dim() - dims])
+    if not dims or tuple(whole[-dims:]) != shape:
+        raise RuntimeError(f"the input's shape {list(whole)} does not end in the normalized shape {list(shape)}")
+    outer = list(whole[: len(whole) - dims])
     return math.prod(outer), [*outer, *([1] * dims)]
 
 

@@ -14,13 +14,15 @@ Relies on `primitives`. fp64 and complex numbers are refused: devices have no co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels import primitives
+from easyscale.numerics.kernels import gpu, primitives
 from easyscale.numerics.kernels.refusal import refuse
 from easyscale.numerics.kernels.registry import form
 
@@ -35,6 +37,8 @@ SLICED_FROM = 3 * 2**29
 SLICED_SIDE = 128  # of M and N
 SLICED_STEPS = 256
 SLICED_MOST = 2**24  # steps of k: sums of slices in 63 bits cannot overflow
+
+Shape = tuple[int, ...]
 
 _ACCUMULATED_IN_FP32 = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -93,6 +97,84 @@ def _span(a: Tensor, b: Tensor) -> Tensor:
     return torch.zeros((a.shape[0], a.shape[1], b.shape[2]), dtype=torch.float32, device=a.device)
 
 
+# ------------------------------------------------------------------------------------------------ plans
+
+Plan = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _planned(a: Tensor, b: Tensor, bias: Tensor | None) -> Plan | None:
+    """On a GPU, what multiplies matrices of these shapes, strides and dtypes (and adds the bias): found once, because
+    to check, to look at and to arrange them anew takes longer than many products. None: it has to be done anew."""
+    if primitives.implementation(a.device) is not gpu:
+        return None
+    if bias is None:
+        return _plan(a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.device, None, (), None)
+    return _plan(
+        a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.device, bias.shape, bias.stride(), bias.dtype
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    shape_a: Shape, stride_a: Shape, dtype: torch.dtype, shape_b: Shape, stride_b: Shape, dtype_b: torch.dtype,
+    device: torch.device, bias: Shape | None, bias_stride: Shape, bias_dtype: torch.dtype | None,
+) -> Plan | None:  # fmt: skip
+    if len(shape_a) != 2 or len(shape_b) != 2 or shape_a[1] != shape_b[0] or not math.prod(shape_a + shape_b):
+        return None
+    if dtype not in _ACCUMULATED_IN_FP32 or dtype_b is not dtype or bias_dtype not in (None, dtype):
+        return None
+    m, k, n = *shape_a, shape_b[1]
+    if bias is not None and (bias != (n,) or bias_stride != (1,)):
+        return None
+    short = dtype is not torch.float32
+    slices = slices_of(m, n, k, dtype)
+    if not slices:
+        many = gpu.products.matrix_chains(m, n, k, stride_a, stride_b, dtype, device, BLOCK, SPAN)
+
+        def chained(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+            product = many(a, b)
+            if bias is not None:
+                product = product + bias
+            return product.to(dtype) if short else product
+
+        return chained
+    if short:
+
+        def rounded(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+            product = sliced(a, b, None)
+            return (product if bias is None else product + bias).to(dtype)
+
+        sliced = gpu.slices.sliced_plan(shape_a, stride_a, shape_b, stride_b, dtype, slices, False, device)
+        return rounded
+    return gpu.slices.sliced_plan(shape_a, stride_a, shape_b, stride_b, dtype, slices, bias is not None, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _batch_plan(
+    shape_a: Shape, stride_a: Shape, dtype: torch.dtype, shape_b: Shape, stride_b: Shape, dtype_b: torch.dtype,
+    device: torch.device,
+) -> Callable[[Tensor, Tensor], Tensor] | None:  # fmt: skip
+    """As `_plan`, for a batch of products by chains of one span."""
+    if len(shape_a) != 3 or len(shape_b) != 3 or shape_a[0] != shape_b[0] or shape_a[2] != shape_b[1]:
+        return None
+    batch, m, k, n = *shape_a, shape_b[2]
+    if dtype not in _ACCUMULATED_IN_FP32 or dtype_b is not dtype or not batch * m * n * k or k > SPAN:
+        return None
+    if slices_of(m, n, k, dtype):
+        return None
+    turns = gpu.products.turned(m, stride_b)
+    stride_b = (k * n, n, 1) if turns else stride_b
+    run = gpu.products.chain_plan((batch, m, n, k), stride_a, stride_b, BLOCK, dtype, device)
+    size, short = (batch, m, n), dtype is not torch.float32
+
+    def multiplied(a: Tensor, b: Tensor) -> Tensor:
+        out = torch.empty(size, dtype=torch.float32, device=device)
+        run(a, b.contiguous() if turns else b, out)
+        return out.to(dtype) if short else out
+
+    return multiplied
+
+
 # ------------------------------------------------------------------------------------------------ checks
 
 
@@ -137,6 +219,9 @@ def joined(product: Tensor, bias: Tensor, beta: float, alpha: float, dtype: torc
 
 @form("mm")
 def mm(self: Tensor, mat2: Tensor) -> Tensor:
+    plan = _planned(self, mat2, None)
+    if plan is not None:
+        return plan(self, mat2, None)
     if not self.dtype.is_floating_point and not self.dtype.is_complex:
         return _whole_numbers(self[None], mat2[None])[0]
     _agree("mm", self, mat2)
@@ -146,6 +231,10 @@ def mm(self: Tensor, mat2: Tensor) -> Tensor:
 
 @form("addmm")
 def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if beta == 1 and alpha == 1:
+        plan = _planned(mat1, mat2, self)
+        if plan is not None:
+            return plan(mat1, mat2, self)
     _agree("addmm", mat1, mat2, self)
     _fit("addmm", mat1, mat2, 2)
     bias = self.expand(mat1.shape[0], mat2.shape[1])
@@ -162,6 +251,12 @@ def addmm_activation(
 
 @form("bmm")
 def bmm(self: Tensor, mat2: Tensor) -> Tensor:
+    if primitives.implementation(self.device) is gpu:
+        plan = _batch_plan(
+            self.shape, self.stride(), self.dtype, mat2.shape, mat2.stride(), mat2.dtype, self.device
+        )  # fmt: skip
+        if plan is not None:
+            return plan(self, mat2)
     if not self.dtype.is_floating_point and not self.dtype.is_complex:
         return _whole_numbers(self, mat2)
     _agree("bmm", self, mat2)

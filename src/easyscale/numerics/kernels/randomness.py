@@ -253,6 +253,8 @@ def log_normal_(self: Tensor, mean: float = 1.0, std: float = 2.0, *, generator:
 @form("exponential_")
 def exponential_(self: Tensor, lambd: float = 1.0, *, generator: Generator | None = None) -> Tensor:
     key = draw_key(generator)
+    if _by_kernel(self):
+        return draws.exponential(self, key, float(lambd))
 
     def make(first: int, count: int) -> Tensor:
         inside = _inside(first, count, key, self.device)

@@ -138,6 +138,8 @@ def sum_dims(self: Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dty
     dims = all_dims(self, dim)
     x = _as(self, dtype)
     if x.is_floating_point():
+        if primitives.implementation(x.device) is gpu:
+            return gpu.tree_sum(x, dims, dtype or x.dtype, keep=keepdim)
         return shaped(summed(x, dims, dtype or x.dtype), dims, keepdim)
     return shaped(whole_sum(x, dims).to(dtype or torch.int64), dims, keepdim)
 

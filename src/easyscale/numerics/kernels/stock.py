@@ -6,6 +6,7 @@ A kernel is looked up when `stock` is called, which is at import of the module o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,15 +16,15 @@ _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 def stock(name: str) -> Callable[..., Any]:
     """The stock kernel of an overload ("amax", "div.Tensor"), to be called as the operator."""
-    found: dict[str, tuple[Any, Any]] = {}
+    found: dict[str, Callable[..., Any]] = {}
     for device, key in _KEYS.items():
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
             keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
-            found[device] = (torch.library.get_kernel(f"aten::{name}", key), keys)
+            found[device] = partial(torch.library.get_kernel(f"aten::{name}", key).call_boxed, keys)
 
     def call(*args: Any, **options: Any) -> Any:
-        kernel, keys = found[_device(args, options)]
-        return kernel.call_boxed(keys, *args, **options)
+        kind = args[0].device.type if args and isinstance(args[0], torch.Tensor) else "cpu"
+        return found[kind if kind != "cpu" else _device(args, options)](*args, **options)
 
     return call
 

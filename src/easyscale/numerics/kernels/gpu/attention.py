@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, is_aligned, launch, on
+from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, launch
 from easyscale.numerics.kernels.gpu.rows import ROW, power
 
 if TYPE_CHECKING:
@@ -46,15 +46,13 @@ def put(out: Tensor, made: Tensor, root: float | None) -> None:
 
 
 def _move(x: Tensor, out: Tensor, root: float | None, places: tuple[tuple[int, ...], ...]) -> None:
-    plan = _moving(*places, root, is_aligned(x), is_aligned(out), x.dtype, out.dtype, x.device)
-    with on(x.device):
-        plan(x, out)
+    _moving(*places, root, x.dtype, out.dtype, x.device)(x, out)
 
 
 @functools.lru_cache(maxsize=4096)
 def _moving(
-    shape: tuple[int, ...], steps: tuple[int, ...], to: tuple[int, ...], root: float | None, aligned: bool,
-    out_aligned: bool, dtype: torch.dtype, out: torch.dtype, device: torch.device,
+    shape: tuple[int, ...], steps: tuple[int, ...], to: tuple[int, ...], root: float | None, dtype: torch.dtype,
+    out: torch.dtype, device: torch.device,
 ) -> Launch:  # fmt: skip
     """The last arguments are what a launch is kept by."""
     from easyscale.numerics.kernels.gpu.attention_kernels import moved

@@ -16,13 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import bits, ceil_div, launch, processors
+from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, processors
 from easyscale.numerics.kernels.gpu.rows import BUSY, SEGMENT, TILE, magic_of, power, tile_shape
 
 MOST_LEFT = 1024  # partial sums of a channel
 VALUE, SQUARE, PRODUCT, NORMAL, PLAIN = range(5)  # what `channel_kernels.sums` sums
 UNROLL = 4  # tiles of the elementwise kernels whose loads are under way at once
 SPANS = 8  # of their programs for each SM
+PLANS = 2048  # launches kept, of each kind; by what they are given last they are only kept
 WIDEST = 128  # neighbouring values of one channel in a row of their tiles
 
 
@@ -100,31 +101,42 @@ def _sums(
     kind: int, g: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, of: Layout, groups: int = 1, left: int = 1
 ) -> tuple[Tensor, int]:
     """fp64 partial sums of each channel, and how many of each."""
+    size, parts, run = _sums_launch(
+        kind, of, groups, left, g.dtype, x.dtype, mean.dtype, rstd.dtype, x.get_device()
+    )  # fmt: skip
+    part = torch.empty(size, dtype=torch.float64, device=x.device)
+    run(g, x, mean, rstd, part)
+    return part, parts
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _sums_launch(kind: int, of: Layout, groups: int, left: int, *_kept_by: Any) -> tuple[int, int, Launch]:
     from easyscale.numerics.kernels.gpu.channel_kernels import sums
 
     parts, programs, constants = _sums_plan(of, kind <= PRODUCT)
-    count = 1 if kind <= SQUARE else 2
-    part = torch.empty(count * parts * of.channels, dtype=torch.float64, device=x.device)
-    launch(
-        sums, (programs,), g, x, mean, rstd, part, of.channels, of.length, parts, *of.sizes, groups,
-        max(1, of.channels // groups), bits(float(of.length)), KIND=kind, LEFT=left, enable_fp_fusion=False,
-        **constants,
-    )  # fmt: skip
-    return part, parts
+    size = (1 if kind <= SQUARE else 2) * parts * of.channels
+    numbers = (of.channels, of.length, parts, *of.sizes, groups, max(1, of.channels // groups), bits(float(of.length)))
+    return size, parts, Launch(sums, (programs,), numbers, KIND=kind, LEFT=left, enable_fp_fusion=False, **constants)
 
 
 def _finished(part: Tensor, left: int, of: Layout, dtype: torch.dtype, pair: bool) -> tuple[Tensor, Tensor]:
     """The sums of products, and of gradients if there is a pair."""
+    device = part.device
+    first = torch.empty(of.channels, dtype=dtype, device=device)
+    second = torch.empty(of.channels, dtype=dtype, device=device) if pair else first
+    _finish_launch(of.channels, of.last, left, pair, dtype, device)(part, first, second)
+    return first, second
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _finish_launch(channels: int, last: bool, left: int, pair: bool, *_kept_by: Any) -> Launch:
     from easyscale.numerics.kernels.gpu.channel_kernels import finish
 
-    columns = min(16, power(of.channels)) if of.last else 1
-    first = torch.empty(of.channels, dtype=dtype, device=part.device)
-    second = torch.empty_like(first) if pair else first
-    launch(
-        finish, (ceil_div(of.channels, columns),), part, first, second, of.channels, PAIR=pair, LAST=of.last, LEFT=left,
-        COLUMNS=columns, num_warps=4, enable_fp_fusion=False,
+    columns = min(16, power(channels)) if last else 1
+    return Launch(
+        finish, (ceil_div(channels, columns),), (channels,), PAIR=pair, LAST=last, LEFT=left, COLUMNS=columns,
+        num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
-    return first, second
 
 
 def row_norm_weights(
@@ -162,27 +174,39 @@ def batch_norm_updating(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y, mean and rstd (of dtype `saved`) of [N, C, ...]; in training `running` statistics are brought up to date, else
     they are those that are taken."""
-    from easyscale.numerics.kernels.gpu.channel_kernels import normalize
-
     of = _layout(x, last)
     out = torch.empty_like(x)
-    mean = torch.empty(of.channels if training else 0, dtype=saved, device=x.device)
-    rstd = torch.empty_like(mean)
+    device = x.device
+    mean = torch.empty(of.channels if training else 0, dtype=saved, device=device)
+    rstd = torch.empty(of.channels if training else 0, dtype=saved, device=device)
     part = squares = x
     left = 1
     if training:
         part, left = _sums(VALUE, x, x, x, x, of)
         squares, _ = _sums(SQUARE, x, x, part, x, of, left=left)
-    programs, numbers, constants = _tiles_plan(of)
-    size = of.length
-    launch(
-        normalize, (programs,), x, part, squares, x if weight is None else weight, x if bias is None else bias,
-        *(running or (x, x)), mean, rstd, out, of.channels, size, *of.sizes, *numbers, bits(float(size)), bits(eps),
-        bits(1.0 - momentum), bits(momentum), bits(size / (size - 1) if size > 1 else math.nan), TRAINING=training,
-        RUNNING=running is not None, WEIGHT=weight is not None, BIAS=bias is not None, LEFT=left,
-        enable_fp_fusion=False, **constants,
+    w, b, (one, two) = x if weight is None else weight, x if bias is None else bias, running or (x, x)
+    run = _normalize_launch(
+        of, left, training, running is not None, weight is not None, bias is not None, eps, momentum, x.dtype, w.dtype,
+        b.dtype, one.dtype, two.dtype, saved, device,
     )  # fmt: skip
+    run(x, part, squares, w, b, one, two, mean, rstd, out)
     return out, mean, rstd
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _normalize_launch(
+    of: Layout, left: int, training: bool, running: bool, weight: bool, bias: bool, eps: float, momentum: float,
+    *_kept_by: Any,
+) -> Launch:  # fmt: skip
+    from easyscale.numerics.kernels.gpu.channel_kernels import normalize
+
+    programs, tiles, constants = _tiles_plan(of)
+    size = of.length
+    values = (float(size), eps, 1.0 - momentum, momentum, size / (size - 1) if size > 1 else math.nan)
+    return Launch(
+        normalize, (programs,), (of.channels, size, *of.sizes, *tiles, *map(bits, values)), TRAINING=training,
+        RUNNING=running, WEIGHT=weight, BIAS=bias, LEFT=left, enable_fp_fusion=False, **constants,
+    )  # fmt: skip
 
 
 def batch_norm_gradients(
@@ -190,20 +214,32 @@ def batch_norm_gradients(
     last: bool, dtype: torch.dtype,
 ) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
     """dx (if wanted), and dw and db of `dtype`; in evaluation `mean` and `rstd` are the running mean and variance."""
-    from easyscale.numerics.kernels.gpu.channel_kernels import gradient
-
     of = _layout(x, last)
+    device = x.device
     part, left = _sums(PRODUCT, g, x, mean, mean, of)
     out = torch.empty_like(x) if wanted else x
-    dw = torch.empty(of.channels, dtype=dtype, device=x.device)
-    db = torch.empty_like(dw)
-    programs, numbers, constants = _tiles_plan(of)
-    if not wanted:  # the first span of each channel writes dw and db
-        programs = ceil_div(of.channels, constants["COLUMNS"]) if last else of.channels
-    launch(
-        gradient, (programs,), g, x, part, x if weight is None else weight, mean, rstd, out, dw, db, of.channels,
-        of.length, *of.sizes, *numbers, bits(float(of.length)), bits(eps), TRAINING=training, WANTED=wanted,
-        WEIGHT=weight is not None, LEFT=left, enable_fp_fusion=False,
-        **constants,
+    dw = torch.empty(of.channels, dtype=dtype, device=device)
+    db = torch.empty(of.channels, dtype=dtype, device=device)
+    w = x if weight is None else weight
+    run = _gradient_launch(
+        of, left, training, wanted, weight is not None, eps, g.dtype, x.dtype, w.dtype, mean.dtype, rstd.dtype, dtype,
+        device,
     )  # fmt: skip
+    run(g, x, part, w, mean, rstd, out, dw, db)
     return out if wanted else None, dw, db
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _gradient_launch(
+    of: Layout, left: int, training: bool, wanted: bool, weight: bool, eps: float, *_kept_by: Any
+) -> Launch:
+    from easyscale.numerics.kernels.gpu.channel_kernels import gradient
+
+    programs, tiles, constants = _tiles_plan(of)
+    if not wanted:  # the first span of each channel writes dw and db
+        programs = ceil_div(of.channels, constants["COLUMNS"]) if of.last else of.channels
+    numbers = (of.channels, of.length, *of.sizes, *tiles, bits(float(of.length)), bits(eps))
+    return Launch(
+        gradient, (programs,), numbers, TRAINING=training, WANTED=wanted, WEIGHT=weight, LEFT=left,
+        enable_fp_fusion=False, **constants,
+    )  # fmt: skip

@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, is_aligned, on
+from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div
 from easyscale.numerics.kernels.gpu.rows import power, tree_sum
 from easyscale.numerics.kernels.sliced_convolutions import Correlation
 
@@ -45,7 +45,12 @@ def takes_gradient(channels: int, inner: int, kernel: Sequence[int], *tensors: T
 
 
 def _extent(x: Tensor) -> int:
-    return sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True)) + 1
+    return _reach(x.shape, x.stride())
+
+
+@lru_cache(maxsize=PLANS)
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    return sum((size - 1) * step for size, step in zip(shape, strides, strict=True)) + 1
 
 
 def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -63,11 +68,9 @@ def forward(x: Tensor, weight: Tensor, over: Correlation, groups: int) -> Tensor
     out = _empty((x.shape[0], weight.shape[0], *over.size), x)
     if out.numel():
         plan = _forward_plan(
-            x.shape, x.stride(), weight.shape, weight.stride(), out.stride(), over, groups, is_aligned(x),
-            is_aligned(weight), x.dtype, x.device,
-        )  # fmt: skip
-        with on(x.device):
-            plan(x, weight, out)
+            x.shape, x.stride(), weight.shape, weight.stride(), out.stride(), over, groups, x.dtype, x.device
+        )
+        plan(x, weight, out)
     return out
 
 
@@ -80,19 +83,18 @@ def input_gradient(
         out.zero_()
     if out.numel():
         plans = _gradient_plans(
-            grad.shape, grad.stride(), weight.shape, weight.stride(), out.stride(), tuple(phases), groups,
-            is_aligned(grad), is_aligned(weight), grad.dtype, grad.device,
+            grad.shape, grad.stride(), weight.shape, weight.stride(), out.stride(), tuple(phases), groups, grad.dtype,
+            grad.device,
         )  # fmt: skip
-        with on(grad.device):
-            for plan in plans:
-                plan(grad, weight, out)
+        for plan in plans:
+            plan(grad, weight, out)
     return out
 
 
 @lru_cache(maxsize=PLANS)
 def _forward_plan(
     shape: torch.Size, strides: tuple[int, ...], weight: torch.Size, factors: tuple[int, ...], places: tuple[int, ...],
-    over: Correlation, groups: int, aligned: bool, aligned_weight: bool, dtype: torch.dtype, device: torch.device,
+    over: Correlation, groups: int, dtype: torch.dtype, device: torch.device,
 ) -> Launch:  # fmt: skip
     """The last arguments are what a launch is kept by, here and below."""
     m, inner = weight[0] // groups, weight[1]
@@ -102,8 +104,8 @@ def _forward_plan(
 @lru_cache(maxsize=PLANS)
 def _gradient_plans(
     shape: torch.Size, strides: tuple[int, ...], weight: torch.Size, factors: tuple[int, ...], places: tuple[int, ...],
-    phases: tuple[tuple[Correlation, Phase], ...], groups: int, aligned: bool, aligned_weight: bool,
-    dtype: torch.dtype, device: torch.device,
+    phases: tuple[tuple[Correlation, Phase], ...], groups: int, dtype: torch.dtype,
+    device: torch.device,
 ) -> tuple[Launch, ...]:  # fmt: skip
     m, inner = weight[1], weight[0] // groups
     made = []
@@ -158,18 +160,16 @@ def weight_gradient(grad: Tensor, x: Tensor, over: Correlation, groups: int, blo
         return torch.zeros(shape, dtype=torch.float32, device=grad.device)
     out = torch.empty((*shape, spans), dtype=torch.float32, device=grad.device)
     plan = _weight_plan(
-        grad.shape, grad.stride(), x.shape, x.stride(), over, groups, block, span, is_aligned(grad), is_aligned(x),
-        grad.dtype, grad.device,
-    )  # fmt: skip
-    with on(grad.device):
-        plan(grad, x, out)
-    return out.squeeze(-1) if spans == 1 else tree_sum(out, (-1,), dtype=torch.float32).squeeze(-1)
+        grad.shape, grad.stride(), x.shape, x.stride(), over, groups, block, span, grad.dtype, grad.device
+    )
+    plan(grad, x, out)
+    return out.squeeze(-1) if spans == 1 else tree_sum(out, (-1,), torch.float32, keep=False)
 
 
 @lru_cache(maxsize=PLANS)
 def _weight_plan(
     shape: torch.Size, strides: tuple[int, ...], seen: torch.Size, steps: tuple[int, ...], over: Correlation,
-    groups: int, block: int, span: int, aligned: bool, aligned_x: bool, dtype: torch.dtype, device: torch.device,
+    groups: int, block: int, span: int, dtype: torch.dtype, device: torch.device,
 ) -> Launch:  # fmt: skip
     from easyscale.numerics.kernels.gpu.direct_convolution_kernels import correlate_images
 

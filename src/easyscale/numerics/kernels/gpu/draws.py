@@ -6,13 +6,14 @@ at place i of the memory.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import bits, ceil_div, launch
+from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, launch
 
 BLOCK = 1024
 DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16))
@@ -64,20 +65,45 @@ def normal(out: Tensor, key: int, mean: float, std: float) -> Tensor:
     return out
 
 
+def exponential(out: Tensor, key: int, rate: float) -> Tensor:
+    from easyscale.numerics.kernels.gpu.draws_kernels import exponential as kernel
+
+    if out.numel():
+        _run(kernel, out.numel(), out, out.numel(), key, bits(rate))
+    return out
+
+
 def dropout(x: Tensor, key: int, limit: int, noise: float) -> tuple[Tensor, Tensor]:
     """x times the noise where the word is below the limit, else times 0; and where it is."""
+    out, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
+    _dropout_plan(x.numel(), limit, noise, x.dtype, x.get_device()).drawing(key, x, out, mask.view(torch.uint8))
+    return out, mask
+
+
+@functools.lru_cache(maxsize=2048)
+def _dropout_plan(count: int, limit: int, noise: float, dtype: torch.dtype, device: int) -> Launch:
+    """The dtype and the device are what it is kept by, here and below."""
     from easyscale.numerics.kernels.gpu.draws_kernels import dropout as kernel
 
-    out, mask = torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)
-    _run(kernel, x.numel(), x, out, mask.view(torch.uint8), x.numel(), key, limit, bits(noise))
-    return out, mask
+    return Launch(
+        kernel, (ceil_div(count, BLOCK),), (count, limit, bits(noise)), BLOCK=BLOCK, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def dropout_backward(g: Tensor, mask: Tensor, noise: float) -> Tensor:
     """g times the noise where the mask is true, else times 0; of one layout, without gaps."""
+    out = torch.empty_like(g)
+    count = g.numel()
+    if count:
+        _backward_plan(count, noise, g.dtype, g.get_device())(g, mask.view(torch.uint8), out)
+    return out
+
+
+@functools.lru_cache(maxsize=2048)
+def _backward_plan(count: int, noise: float, dtype: torch.dtype, device: int) -> Launch:
     from easyscale.numerics.kernels.gpu.draws_kernels import dropout_backward as kernel
 
-    out = torch.empty_like(g)
-    if g.numel():
-        _run(kernel, g.numel(), g, mask.view(torch.uint8), out, g.numel(), bits(noise))
-    return out
+    return Launch(
+        kernel, (ceil_div(count, BLOCK),), (count, bits(noise)), BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False
+    )

@@ -83,7 +83,7 @@ def bernoulli(out, count, key, limit, BLOCK: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["count", "key", "limit", "noise"])
-def dropout(x, out, mask, count, key, limit, noise, BLOCK: tl.constexpr):
+def dropout(x, out, mask, key, count, limit, noise, BLOCK: tl.constexpr):
     """x times the noise, in the dtype, where the word is below the limit; x times 0 elsewhere."""
     first, at, here = _places(count, BLOCK)
     kept = _words(first, key, BLOCK) < limit
@@ -130,3 +130,12 @@ def normal(out, count, key, mean, std, turn, BLOCK: tl.constexpr):
     scale = _fp64(tl.full((), 991 << 52, tl.int64))  # 2^-32
     radius = _sqrt(_log((one.to(tl.float64) + 0.5) * scale) * -2.0)
     _store(out, at, radius * _cos(two.to(tl.float64) * _fp64(turn)) * _fp64(std) + _fp64(mean), here)
+
+
+@triton.jit(do_not_specialize=["count", "key", "rate"])
+def exponential(out, count, key, rate, BLOCK: tl.constexpr):
+    """log((W[i] + 0.5) / 2^32) * -1 / rate."""
+    first, at, here = _places(count, BLOCK)
+    scale = _fp64(tl.full((), 991 << 52, tl.int64))  # 2^-32
+    inside = (_words(first, key, BLOCK).to(tl.float64) + 0.5) * scale
+    _store(out, at, _log(inside) * -1.0 / _fp64(rate), here)

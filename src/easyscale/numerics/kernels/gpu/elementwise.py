@@ -19,7 +19,7 @@ from torch import Tensor
 from easyscale.core.errors import UnsupportedError
 from easyscale.numerics.kernels.emit_triton import triton_source
 from easyscale.numerics.kernels.formulas import FORMULAS
-from easyscale.numerics.kernels.gpu.launch import bits, launch
+from easyscale.numerics.kernels.gpu.launch import Launch, bits, launch
 from easyscale.numerics.kernels.tracing import Formula
 
 BLOCK = 512  # four elements for each of 128 threads: 16 bytes of fp32
@@ -106,6 +106,12 @@ def evaluate(name: str, tensors: Sequence[Tensor], scalars: Sequence[float] = ()
                     "convert the tensor first, or use determinism d1",
                 )
         arrangement = arranged(tensors, dtype)
+    elif not scalars:
+        out, inputs = arrangement
+        count = out.numel()
+        if count:
+            _plan(name, count, dtype, tuple([x.dtype for x in inputs]), out.get_device())(*inputs, out)
+        return out
     out, inputs = arrangement
     count = out.numel()
     if count:
@@ -115,6 +121,15 @@ def evaluate(name: str, tensors: Sequence[Tensor], scalars: Sequence[float] = ()
             num_warps=WARPS, enable_fp_fusion=False,
         )  # fmt: skip
     return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(name: str, count: int, dtype: torch.dtype, inputs: tuple[torch.dtype, ...], device: int) -> Launch:
+    """Of inputs with dimensions, without numbers; all but the first two is what it is kept by."""
+    settings = _settings(*[False for _ in inputs])
+    return Launch(
+        kernel(name), (-(-count // BLOCK),), (count,), **settings, num_warps=WARPS, enable_fp_fusion=False
+    )
 
 
 def _alike(tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Sequence[Tensor]] | None:

@@ -7,6 +7,8 @@ most `LONGEST` values. Which program takes which rows changes no bits.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -16,12 +18,13 @@ from easyscale.numerics.kernels.gpu.channels import (
     group_norm_weights,
     row_norm_weights,
 )
-from easyscale.numerics.kernels.gpu.launch import bits, ceil_div, launch
+from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div
 from easyscale.numerics.kernels.gpu.rows import ROW, magic_of, row_shape, row_shape_at_once
 
 LONGEST = ROW
 KEPT = 8  # chunks of a row that a thread keeps, of one tensor
 KEPT_OF_TWO = 4
+PLANS = 2048  # kept, of each kind
 
 __all__ = [
     "LONGEST", "batch_norm_gradients", "batch_norm_updating", "group_norm_weights", "row_norm", "row_norm_backward",
@@ -31,30 +34,43 @@ __all__ = [
 
 def softmax(x: Tensor, logarithm: bool, dtype: torch.dtype) -> Tensor:
     """Over the last dimension of a contiguous tensor that is not empty."""
+    out = torch.empty_like(x, dtype=dtype)
+    _softmax_plan(x.numel(), x.shape[-1], logarithm, x.dtype, dtype, x.get_device())(x, out)
+    return out
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _softmax_plan(
+    count: int, n: int, logarithm: bool, dtype: torch.dtype, result: torch.dtype, device: int
+) -> Launch:
+    """The dtypes and the device are what it is kept by, as in the plans below."""
     from easyscale.numerics.kernels.gpu.fused_kernels import softmax as kernel
 
-    n = x.shape[-1]
-    rows, out = x.numel() // n, torch.empty_like(x, dtype=dtype)
+    rows = count // n
     shape, block = row_shape(n, rows, KEPT)
-    launch(
-        kernel, (ceil_div(rows, block),), x, out, rows, n, LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False,
-        **shape,
-    )  # fmt: skip
-    return out
+    return Launch(
+        kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False, **shape
+    )
 
 
 def softmax_backward(g: Tensor, y: Tensor, logarithm: bool, dtype: torch.dtype) -> Tensor:
     """Over the last dimension of contiguous tensors that are not empty."""
+    out = torch.empty_like(y, dtype=dtype)
+    _softmax_backward_plan(y.numel(), y.shape[-1], logarithm, g.dtype, y.dtype, dtype, y.get_device())(g, y, out)
+    return out
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _softmax_backward_plan(
+    count: int, n: int, logarithm: bool, dtype: torch.dtype, outputs: torch.dtype, result: torch.dtype, device: int
+) -> Launch:
     from easyscale.numerics.kernels.gpu.fused_kernels import softmax_backward as kernel
 
-    n = y.shape[-1]
-    rows, out = y.numel() // n, torch.empty_like(y, dtype=dtype)
+    rows = count // n
     shape, block = row_shape(n, rows, KEPT_OF_TWO)
-    launch(
-        kernel, (ceil_div(rows, block),), g, y, out, rows, n, LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False,
-        **shape,
-    )  # fmt: skip
-    return out
+    return Launch(
+        kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False, **shape
+    )
 
 
 def row_norm(
@@ -62,33 +78,54 @@ def row_norm(
     centred: bool, saved: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y, and mean and rstd of dtype `saved`, of dense rows; without `centred` (RMS norm) the mean is empty."""
+    device = x.device
+    out = torch.empty_like(x)
+    rstd = torch.empty(rows, dtype=saved, device=device)
+    mean = torch.empty(rows if centred else 0, dtype=saved, device=device)
+    weights = None if weight is None else weight.dtype, None if bias is None else bias.dtype
+    plan = _norm_plan(x.numel() // rows, rows, groups, inner, eps, centred, *weights, x.dtype, saved, device)
+    plan(x, x if weight is None else weight, x if bias is None else bias, out, mean, rstd)
+    return out, mean, rstd
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _norm_plan(
+    n: int, rows: int, groups: int, inner: int, eps: float, centred: bool, weight: torch.dtype | None,
+    bias: torch.dtype | None, dtype: torch.dtype, saved: torch.dtype, device: torch.device,
+) -> Launch:  # fmt: skip
     from easyscale.numerics.kernels.gpu.fused_kernels import row_norm as kernel
 
-    n, out = x.numel() // rows, torch.empty_like(x)
-    rstd = torch.empty(rows, dtype=saved, device=x.device)
-    mean = torch.empty_like(rstd) if centred else rstd.new_empty(0)
     shape, block = row_shape_at_once(n, rows)
-    launch(
-        kernel, (ceil_div(rows, block),), x, x if weight is None else weight, x if bias is None else bias, out, mean,
-        rstd, rows, n, groups, inner, *magic_of(inner), bits(float(n)), bits(eps), CENTRED=centred,
-        WEIGHT=weight is not None, BIAS=bias is not None, FLAT=groups == 1 and inner == 1, ROWS=block,
-        enable_fp_fusion=False, **shape,
+    return Launch(
+        kernel, (ceil_div(rows, block),), (rows, n, groups, inner, *magic_of(inner), bits(float(n)), bits(eps)),
+        CENTRED=centred, WEIGHT=weight is not None, BIAS=bias is not None, FLAT=groups == 1 and inner == 1,
+        ROWS=block, enable_fp_fusion=False, **shape,
     )  # fmt: skip
-    return out, mean, rstd
 
 
 def row_norm_backward(
     g: Tensor, x: Tensor, weight: Tensor | None, mean: Tensor | None, rstd: Tensor, groups: int, inner: int
 ) -> Tensor:
     """dx of dense rows from mean (none for RMS norm) and rstd, one of each for a row."""
+    rows, out = rstd.numel(), torch.empty_like(x)
+    plan = _norm_backward_plan(
+        x.numel() // rows, rows, groups, inner, None if mean is None else mean.dtype,
+        None if weight is None else weight.dtype, g.dtype, x.dtype, rstd.dtype, x.get_device(),
+    )  # fmt: skip
+    plan(g, x, x if weight is None else weight, rstd if mean is None else mean, rstd, out)
+    return out
+
+
+@functools.lru_cache(maxsize=PLANS)
+def _norm_backward_plan(
+    n: int, rows: int, groups: int, inner: int, mean: torch.dtype | None, weight: torch.dtype | None,
+    gradient: torch.dtype, dtype: torch.dtype, saved: torch.dtype, device: int,
+) -> Launch:  # fmt: skip
     from easyscale.numerics.kernels.gpu.fused_kernels import row_norm_backward as kernel
 
-    rows, out = rstd.numel(), torch.empty_like(x)
-    n = x.numel() // rows
     shape, block = row_shape(n, rows, KEPT_OF_TWO)
-    launch(
-        kernel, (ceil_div(rows, block),), g, x, x if weight is None else weight, rstd if mean is None else mean, rstd,
-        out, rows, n, groups, inner, *magic_of(inner), bits(float(n)), CENTRED=mean is not None,
-        WEIGHT=weight is not None, FLAT=groups == 1 and inner == 1, ROWS=block, enable_fp_fusion=False, **shape,
+    return Launch(
+        kernel, (ceil_div(rows, block),), (rows, n, groups, inner, *magic_of(inner), bits(float(n))),
+        CENTRED=mean is not None, WEIGHT=weight is not None, FLAT=groups == 1 and inner == 1, ROWS=block,
+        enable_fp_fusion=False, **shape,
     )  # fmt: skip
-    return out

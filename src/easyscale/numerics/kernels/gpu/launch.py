@@ -12,7 +12,6 @@ import importlib.util
 import inspect
 import struct
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,6 +30,8 @@ _AS_THEY_ARE = (bool, float, type(None))  # Triton looks at the type of these on
 # From the facts of a launch: the kernel (kept, since its id is one of the facts), and what calls it directly, if there
 # is. One table for all threads: entries are only added, and two that add the same one add equals.
 _known: dict[tuple[Any, ...], tuple[Any, Callable[..., None] | None, tuple[Any, ...], tuple[Any, ...]]] = {}
+Entry = tuple[Callable[..., None], tuple[Any, ...], tuple[Any, ...]]  # what launches it, its settings, the numbers
+_NONE = -2  # no device: -1 is the CPU's
 _MOST_MAPS = 8192  # kept for a kernel
 _current: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 0)
@@ -40,13 +41,6 @@ _stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", l
 def available() -> bool:
     """Whether there are a CUDA device and Triton here."""
     return torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-
-
-def on(device: torch.device) -> AbstractContextManager[object]:
-    """Launches inside the block go to this device. Triton launches on the current one, whatever the tensors are on."""
-    if device.type != "cuda" or device.index is None or device.index == _current():
-        return nullcontext()
-    return torch.cuda.device(device)
 
 
 @cache
@@ -88,6 +82,10 @@ class Tiles:
     def get_device(self) -> int:
         return self.parts.get_device()
 
+    def data_ptr(self) -> Tiles:
+        """The launcher takes it as it is."""
+        return self
+
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None:
     """`kernel[grid](*args, **named)` on the device of `args[0]`, a tensor.
@@ -118,35 +116,72 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None
 class Launch:
     """Launches that differ in their tensors only: `kernel[grid](*tensors, *numbers, **named)`.
 
-    Whoever keeps one vouches that the tensors of all calls have the dtypes of the first, and addresses that are
-    multiples of 16 where those of the first were.
+    Whoever keeps one vouches that the tensors of all calls have the dtypes of the first; and, if some are `Tiles`, that
+    those beside them are at multiples of 16 bytes where those of the first were. Without `Tiles` this looks itself.
     """
 
-    __slots__ = ("_device", "_entry", "_grid", "_kernel", "_named", "_numbers")
+    __slots__ = ("_device", "_entry", "_grid", "_kernel", "_named", "_numbers", "_others", "_tiled")
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], numbers: tuple[int, ...], **named: Any) -> None:
         self._kernel, self._numbers, self._named = kernel, numbers, named
         self._grid = (*grid, *(1,) * (3 - len(grid)))
-        self._entry: tuple[Callable[..., None], tuple[Any, ...], tuple[Any, ...]] | None = None
-        self._device = -1
+        self._entry: Entry | None = None
+        self._others: dict[tuple[bool, ...], Entry] = {}  # where some addresses are not multiples of 16, by which are
+        self._tiled = False
+        self._device = _NONE  # of the entries
 
     def __call__(self, *tensors: Tensor | Tiles) -> None:
         device = self._device
-        if self._entry is None or device != _current():
-            self._slowly(tensors)
-            return
-        run, settings, rest = self._entry
-        places = [x if isinstance(x, Tiles) else x.data_ptr() for x in tensors]
+        if device != _current():
+            return self._slowly(tensors)
+        entry = self._entry
+        places: list[Any] = [x.data_ptr() for x in tensors]
+        if not self._tiled:
+            low = 0
+            for place in places:
+                low |= place
+            if low & 15:
+                entry = self._others.get(tuple([place & 15 == 0 for place in places]))
+        if entry is None:
+            return self._slowly(tensors)
+        run, settings, rest = entry
         run(*self._grid, _stream(device), *settings, *places, *rest)
+        return None
 
-    def _slowly(self, tensors: tuple[Tensor | Tiles, ...]) -> None:
+    def drawing(self, key: int, *tensors: Tensor) -> None:
+        """With a number behind the tensors that differs in each call, and that the kernel is not specialized on."""
+        device, entry = self._device, self._entry
+        places = [x.data_ptr() for x in tensors]
+        low = 0
+        for place in places:
+            low |= place
+        # a number of 32 bits has another type in Triton: as rare as a key of that size
+        if entry is None or device != _current() or low & 15 or not 0x7FFFFFFF < key < 1 << 63:
+            return self._slowly(tensors, (key,), low & 15 == 0 and 0x7FFFFFFF < key < 1 << 63)
+        run, settings, rest = entry
+        run(*self._grid, _stream(device), *settings, *places, key, *rest)
+        return None
+
+    def _slowly(
+        self, tensors: tuple[Tensor | Tiles, ...], more: tuple[int, ...] = (), keeps: bool = True
+    ) -> None:
         """The first time, and on other devices."""
-        args = (*tensors, *self._numbers)
+        args = (*tensors, *more, *self._numbers)
         launch(self._kernel, self._grid, *args, **self._named)
+        if not keeps:
+            return
         device = tensors[0].get_device()
         found = _known.get((id(self._kernel), device, *facts(args, self._named)[0]))
-        if self._entry is None and found is not None and found[1] is not None:
-            self._entry, self._device = (found[1], found[2], (*self._numbers, *found[3])), device
+        if self._device not in (_NONE, device) or found is None or found[1] is None:
+            return
+        entry = (found[1], found[2], (*self._numbers, *found[3]))
+        even = tuple([not isinstance(x, Tensor) or x.data_ptr() & 15 == 0 for x in tensors])
+        self._tiled = Tiles in map(type, tensors)
+        if all(even) or self._tiled:
+            self._entry = self._entry or entry
+        else:
+            self._others[even] = entry
+        self._device = device  # last: another thread looks at it first
 
 
 def facts(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[list[Any], list[Any]]:

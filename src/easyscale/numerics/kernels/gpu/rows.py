@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import bits, ceil_div, launch, processors
+from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, processors
 
 CHUNKS = 8  # values of one thread that a program holds for each of its lanes
 MOST_LANES = 2048  # of one row, four neighbouring values for each thread
@@ -44,38 +44,68 @@ class Step(NamedTuple):
 
 def tree_sum(
     x: Tensor, dims: Sequence[int], dtype: torch.dtype = torch.float64, divisor: float | None = None,
-    square: bool = False, root: bool = False,
+    square: bool = False, root: bool = False, keep: bool = True,
 ) -> Tensor:  # fmt: skip
-    """Sums over `dims` (kept with size 1), by the halving tree (`primitives.tree_sum`): of x or its squares, divided,
-    the square root of it, rounded once to `dtype`."""
+    """Sums over `dims` by the halving tree (`primitives.tree_sum`), which keep size 1 or are left out: of x or its
+    squares, divided, the square root of it, rounded once to `dtype`."""
     if x.dtype is torch.bool:
         x = x.view(torch.uint8)
-    divide = divisor is not None
-    options = (tuple(dims), x.dtype, square, divide, root, processors(x.device))
-    shape, steps = planned(x.shape, x.stride(), *options)
-    if steps is None:  # more levels of strides than the kernels know: moved first
-        reduced = [dim for dim, size in enumerate(shape) if size == 1]
-        others = [dim for dim in range(x.dim()) if dim not in reduced]
-        x = x.permute(*others, *reduced).contiguous()
-        moved = (tuple(range(len(others), x.dim())), *options[1:])
-        steps = planned(x.shape, x.stride(), *moved)[1]
-        assert steps is not None
-    if not steps:
-        empty = math.nan if divisor == 0.0 else 0.0
-        return torch.full(shape, empty, dtype=dtype, device=x.device)
+    dims = tuple(dims)
+    plan = _plan(x.shape, x.stride(), dims, x.dtype, x.device, dtype, divisor, square, root, keep)
+    if plan is None:  # more levels of strides than the kernels know: moved first
+        dims = tuple({dim % x.dim() for dim in dims})
+        others = [dim for dim in range(x.dim()) if dim not in dims]
+        result = [1 if dim in dims else size for dim, size in enumerate(x.shape) if keep or dim not in dims]
+        x = x.permute(*others, *sorted(dims)).contiguous()
+        last = tuple(range(len(others), x.dim()))
+        plan = _plan(x.shape, x.stride(), last, x.dtype, x.device, dtype, divisor, square, root, keep)
+        assert plan is not None
+        return plan(x).view(result)
+    return plan(x)
+
+
+class _Sum:
+    """Sums of tensors of one shape, layout and dtype."""
+
+    def __init__(self, steps: list[tuple[int, Launch]], shape: Sequence[int], dtype: torch.dtype, empty: float) -> None:
+        self.before, self.last = steps[:-1], steps[-1][1] if steps else None
+        self.shape, self.dtype, self.empty = tuple(shape), dtype, empty
+
+    def __call__(self, x: Tensor) -> Tensor:
+        device = x.device
+        if self.last is None:
+            return torch.full(self.shape, self.empty, dtype=self.dtype, device=device)
+        for leaves, run in self.before:
+            part = torch.empty(leaves, dtype=torch.float64, device=device)
+            run(x, part)
+            x = part
+        out = torch.empty(self.shape, dtype=self.dtype, device=device)
+        self.last(x, out)
+        return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    shape: tuple[int, ...], strides: tuple[int, ...], dims: tuple[int, ...], dtype: torch.dtype, device: torch.device,
+    result: torch.dtype, divisor: float | None, square: bool, root: bool, keep: bool,
+) -> _Sum | None:  # fmt: skip
+    """None if the tensor has to be moved first."""
     from easyscale.numerics.kernels.gpu import rows_kernels
 
+    kept, steps = planned(shape, strides, dims, dtype, square, divisor is not None, root, processors(device))
+    if steps is None:
+        return None
+    if not keep:
+        gone = {dim % len(shape) for dim in dims} if shape else set()
+        kept = [size for dim, size in enumerate(shape) if dim not in gone]
     size = bits(divisor) if divisor is not None else 0
-    for step in steps[:-1]:
-        out = torch.empty(step.leaves, dtype=torch.float64, device=x.device)
-        kernel = getattr(rows_kernels, step.kernel)
-        launch(kernel, step.grid, x, out, *step.numbers, size, enable_fp_fusion=False, **step.constants)
-        x = out
-    step = steps[-1]
-    out = torch.empty(shape, dtype=dtype, device=x.device)
-    kernel = getattr(rows_kernels, step.kernel)
-    launch(kernel, step.grid, x, out, *step.numbers, size, enable_fp_fusion=False, **step.constants)
-    return out
+    launches = [
+        (step.leaves, Launch(
+            getattr(rows_kernels, step.kernel), step.grid, (*step.numbers, size), enable_fp_fusion=False,
+            **step.constants,
+        )) for step in steps
+    ]  # fmt: skip
+    return _Sum(launches, kept, result, math.nan if divisor == 0.0 else 0.0)
 
 
 # ---------------------------------------------------------------------------------------------- how a sum is cut

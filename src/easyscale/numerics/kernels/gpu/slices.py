@@ -15,7 +15,7 @@ from torch import Tensor
 
 from easyscale.numerics.kernels import weights
 from easyscale.numerics.kernels.gpu import workspace
-from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, ceil_div, is_aligned, processors
+from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, ceil_div, processors
 
 ALIGNED = 16  # bytes: what the copy engine wants of rows
 AT_ONCE = 4096  # values of a row that one program can hold
@@ -49,6 +49,9 @@ class Tile:
 # Measured on an H200, where the first was the fastest or near to it; the others are for less shared memory.
 TILES = (Tile(128, 64, 128, 8, 2), Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 2), Tile(64, 32, 64, 4, 2))
 
+PAIRS = 0  # the slot of the workspace where both factors of a product are cut
+Shape = tuple[int, ...]
+
 # Slices (int8 [slices * rows, k padded]), and for each row the bits of the value that it is scaled by.
 Cut = tuple[Tensor, Tensor]
 
@@ -67,27 +70,51 @@ def sliced_product(
     tile: Tile | None = None,
 ) -> Tensor:  # fmt: skip
     """fp32 [M, N] from [M, K] and [K, N] of fp32, bf16 or fp16, any strides (`primitives.sliced_product`). A `bias`
-    of fp32 [N], contiguous and at a multiple of 16 bytes, is added in fp32."""
-    assert bias is None or is_aligned(bias), "a launch is kept for aligned ones"
-    assert slices in (3, 4), "the kernel is written for three and four slices"
+    of fp32 [N], contiguous, is added in fp32."""
     assert most_a is None is most_b, "convolutions have kernels of their own"
-    (m, k), n = a.shape, b.shape[1]
-    if m == 0 or n == 0 or k == 0:
-        return torch.zeros((m, n), dtype=torch.float32, device=a.device) + (0 if bias is None else bias)
-    turned = b.t()
-    plan = _product_plan(m, n, k, slices, tile or tile_for(a.device), bias is not None, a.device)
-    repair = _repair_plan(
-        m, n, k, a.stride(), b.stride(), bias is not None, is_aligned(a), is_aligned(b), a.dtype, a.device
-    )
-    with workspace.locked():
-        left = weights.cut(a, slices, "gpu", lambda: cut(a, slices)) if weights.keeps(a) else cut(a, slices, 0)
-        if weights.keeps(b):
-            right = weights.cut(turned, slices, "gpu", lambda: cut(turned, slices))
-        else:
-            right = cut(turned, slices, 1)
-        out = plan.multiply(left, right, bias)
-        repair(a, b, left[1], right[1], a if bias is None else bias, out)
-    return out
+    if a.shape[0] == 0 or b.shape[1] == 0 or a.shape[1] == 0:
+        empty = torch.zeros((a.shape[0], b.shape[1]), dtype=torch.float32, device=a.device)
+        return empty + (0 if bias is None else bias)
+    biased = bias is not None
+    return sliced_plan(a.shape, a.stride(), b.shape, b.stride(), a.dtype, slices, biased, a.device, tile)(a, b, bias)
+
+
+class SlicedProduct:
+    """Products of two matrices of known shapes, strides and dtype: cut, multiplied, repaired."""
+
+    def __init__(self, left: _Cutting, right: _Cutting, product: _Product, repair: Launch, slices: int) -> None:
+        self.left, self.right, self.product, self.repair, self.slices = left, right, product, repair, slices
+        self.places = workspace.Places((*left.kinds, *right.kinds))
+        self.device = product.device
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        with workspace.locked():
+            room = self.places.at(self.device, PAIRS)
+            left = self._kept(self.left, a, a) if weights.keeps(a) else self.left.into(a, room[:3])
+            right = self._kept(self.right, b, b.t()) if weights.keeps(b) else self.right.into(b, room[3:])
+            out = self.product.multiply(left, right, bias)
+            self.repair(a, b, left[1], right[1], a if bias is None else bias, out)
+        return out
+
+    def _kept(self, cutting: _Cutting, v: Tensor, rows: Tensor) -> Cut:
+        """Slices of a weight, of which `rows` are cut."""
+        return weights.cut(rows, self.slices, "gpu", lambda: cutting.into(v, cutting.fresh(self.device)))
+
+
+@lru_cache(maxsize=PLANS)
+def sliced_plan(
+    shape_a: Shape, stride_a: Shape, shape_b: Shape, stride_b: Shape, dtype: torch.dtype, slices: int, biased: bool,
+    device: torch.device, tile: Tile | None = None,
+) -> SlicedProduct:  # fmt: skip
+    """Of factors that are not empty. `shape_a` to `device` are what its launches are kept by."""
+    assert slices in (3, 4), "the kernel is written for three and four slices"
+    (m, k), n = shape_a, shape_b[1]
+    assert shape_b[0] == k
+    return SlicedProduct(
+        _cutting(m, k, stride_a, slices, dtype, device), _cutting(n, k, stride_b[::-1], slices, dtype, device),
+        _product_plan(m, n, k, slices, tile or tile_for(device), biased, device),
+        _repair_plan(m, n, k, stride_a, stride_b, biased, dtype, device), slices,
+    )  # fmt: skip
 
 
 def parts_of(tiles: int, k: int, tile: Tile, device: torch.device) -> tuple[int, int]:
@@ -103,21 +130,24 @@ def parts_of(tiles: int, k: int, tile: Tile, device: torch.device) -> tuple[int,
 class _Product:
     """How products of one shape are computed."""
 
-    def __init__(self, shape: tuple[int, int, int], tile: Tile, whole: Launch, join: Launch | None) -> None:
-        self.shape = shape  # parts, M, N
+    def __init__(
+        self, shape: tuple[int, int, int], tile: Tile, whole: Launch, join: Launch | None, device: torch.device
+    ) -> None:
+        self.shape, self.device = shape, device  # parts, M, N
         self.whole, self.join = whole, join
         self.blocks = (tile.rows, tile.depth), (tile.columns, tile.depth)
 
     def multiply(self, a: Cut, b: Cut, bias: Tensor | None) -> Tensor:
         (parts_a, most_a), (parts_b, most_b) = a, b
         more = most_a if bias is None else bias
-        size = self.shape if self.join is not None else self.shape[1:]
-        dtype = torch.float32 if self.join is None else torch.int64
-        out = torch.empty(size, dtype=dtype, device=parts_a.device)
-        self.whole(Tiles(parts_a, self.blocks[0]), Tiles(parts_b, self.blocks[1]), most_a, most_b, more, out)
+        tiles_a, tiles_b = Tiles(parts_a, self.blocks[0]), Tiles(parts_b, self.blocks[1])
         if self.join is None:
+            out = torch.empty(self.shape[1:], dtype=torch.float32, device=self.device)
+            self.whole(tiles_a, tiles_b, most_a, most_b, more, out)
             return out
-        joined = torch.empty(self.shape[1:], dtype=torch.float32, device=out.device)
+        out = torch.empty(self.shape, dtype=torch.int64, device=self.device)
+        self.whole(tiles_a, tiles_b, most_a, most_b, more, out)
+        joined = torch.empty(self.shape[1:], dtype=torch.float32, device=self.device)
         self.join(out, most_a, most_b, more, joined)
         return joined
 
@@ -136,7 +166,7 @@ def _product_plan(
         SLICES=slices, PARTS=parted, BIAS=biased and not parted, enable_fp_fusion=False, **tile.options(),
     )  # fmt: skip
     join = joining(m * n, m, n, number, slices, False, biased) if parted else None
-    return _Product((number, m, n), tile, whole, join)
+    return _Product((number, m, n), tile, whole, join, device)
 
 
 def joining(count: int, m: int, n: int, number: int, slices: int, masked: bool, biased: bool = False) -> Launch:
@@ -147,12 +177,10 @@ def joining(count: int, m: int, n: int, number: int, slices: int, masked: bool, 
     return Launch(join, (ceil_div(count, 512),), (count, m, n, number), **options, enable_fp_fusion=False)
 
 
-@lru_cache(maxsize=PLANS)
 def _repair_plan(
-    m: int, n: int, k: int, stride_a: tuple[int, ...], stride_b: tuple[int, ...], biased: bool, aligned_a: bool,
-    aligned_b: bool, dtype: torch.dtype, device: torch.device,
-) -> Launch:  # fmt: skip
-    """Of factors with these strides: the last arguments are what a launch is kept by."""
+    m: int, n: int, k: int, stride_a: Shape, stride_b: Shape, biased: bool, dtype: torch.dtype, device: torch.device
+) -> Launch:
+    """Of factors with these strides."""
     from easyscale.numerics.kernels.gpu.slices_kernels import repair
 
     tiles = ceil_div(m, CHECKED) * ceil_div(n, CHECKED)
@@ -171,10 +199,13 @@ class _Cutting:
     def __init__(self, rows: int, shape: tuple[int, int], parts: int, find: Launch | None, cutting: Launch) -> None:
         self.rows, self.shape, self.parts = rows, shape, parts
         self.find, self.cutting = find, cutting  # `cutting` finds the largest values itself if `find` is not there
-        self.places = workspace.Places(((torch.int8, shape), (torch.int32, (rows,)), (torch.int32, (parts, rows))))
+        self.kinds = ((torch.int8, shape), (torch.int32, (rows,)), (torch.int32, (parts, rows)))
+        self.places = workspace.Places(self.kinds)
+        self.fresh = self.places.fresh
 
-    def __call__(self, v: Tensor, slot: int | None) -> Cut:
-        parts, most, found = self.places.fresh(v.device) if slot is None else self.places.at(v.device, slot)
+    def into(self, v: Tensor, places: tuple[Tensor, ...]) -> Cut:
+        """Cut v, or its transpose where that is meant: all that is taken of it is its address."""
+        parts, most, found = places
         if self.find is None:
             self.cutting(v, most, parts)
         else:
@@ -185,13 +216,12 @@ class _Cutting:
 
 def cut(v: Tensor, slices: int, slot: int | None = None) -> Cut:
     """Of each row; in memory of its own, or in the workspace's (which is to be locked)."""
-    return _cutting(v.shape[0], v.shape[1], v.stride(), slices, is_aligned(v), v.dtype, v.device)(v, slot)
+    cutting = _cutting(v.shape[0], v.shape[1], v.stride(), slices, v.dtype, v.device)
+    return cutting.into(v, cutting.fresh(v.device) if slot is None else cutting.places.at(v.device, slot))
 
 
 @lru_cache(maxsize=PLANS)
-def _cutting(
-    rows: int, k: int, strides: tuple[int, int], slices: int, aligned: bool, dtype: torch.dtype, device: torch.device
-) -> _Cutting:
+def _cutting(rows: int, k: int, strides: Shape, slices: int, dtype: torch.dtype, device: torch.device) -> _Cutting:
     """The last arguments are what a launch is kept by."""
     from easyscale.numerics.kernels.gpu.slices_kernels import cut_rows, cut_tiles, find_most
 

@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, is_aligned, on, processors
+from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, processors
 from easyscale.numerics.kernels.gpu.products import TILES, Tile, tile_for
 from easyscale.numerics.kernels.gpu.rows import tree_sum
 
@@ -40,15 +40,13 @@ def view_product(a: Tensor, seen: Tensor, inner: int, block: int, span: int, til
     find = _table if k <= KEPT else _table.__wrapped__
     table = find(seen.shape[1 : 1 + inner], seen.stride()[1 : 1 + inner], a.device)
     plan = _plan(
-        a.shape, a.stride(), seen.shape, seen.stride(), inner, block, block if apart else span, tile, is_aligned(a),
-        is_aligned(seen), a.dtype, a.device,
-    )  # fmt: skip
-    with on(a.device):
-        plan(a, seen, table, out)
-        if apart:
-            parts, out = out, torch.empty((groups, spans, m, n), dtype=torch.float32, device=a.device)
-            _adding(groups, blocks, spans, m * n, span // block, a.device)(parts, out)
-    return out[:, 0] if spans == 1 else tree_sum(out, (1,), dtype=torch.float32)[:, 0]
+        a.shape, a.stride(), seen.shape, seen.stride(), inner, block, block if apart else span, tile, a.dtype, a.device
+    )
+    plan(a, seen, table, out)
+    if apart:
+        parts, out = out, torch.empty((groups, spans, m, n), dtype=torch.float32, device=a.device)
+        _adding(groups, blocks, spans, m * n, span // block, a.device)(parts, out)
+    return out[:, 0] if spans == 1 else tree_sum(out, (1,), torch.float32, keep=False)
 
 
 def _few(groups: int, m: int, n: int, k: int, spans: int, block: int, device: torch.device) -> bool:
@@ -82,7 +80,7 @@ def _table(sizes: tuple[int, ...], steps: tuple[int, ...], device: torch.device)
 @lru_cache(maxsize=4096)
 def _plan(
     shape: torch.Size, strides: tuple[int, ...], seen: torch.Size, steps: tuple[int, ...], inner: int, block: int,
-    span: int, tile: Tile | None, aligned_a: bool, aligned_seen: bool, dtype: torch.dtype, device: torch.device,
+    span: int, tile: Tile | None, dtype: torch.dtype, device: torch.device,
 ) -> Launch:  # fmt: skip
     """The last arguments are what a launch is kept by."""
     from easyscale.numerics.kernels.gpu.view_kernels import chain_over_view
