@@ -18,7 +18,7 @@ from easyscale.numerics.kernels.native.rows import tree_sum as rows_of
 
 VARIANTS = {"AVX512": ["avx512", "avx2", "base"], "AVX2": ["avx2", "base"]}
 HERE = VARIANTS.get(torch.backends.cpu.get_cpu_capability(), ["base"])
-BOUND = [products._product, products._view_product, products._sliced_product]
+BOUND = [products._product, products._known_product, products._view_product, products._sliced_product]
 SHAPES = [
     (1, 1, 1, 70), (1, 1, 300, 40), (1, 2, 140, 33), (1, 4, 70, 17), (1, 3, 5, 700), (1, 37, 1, 50), (1, 200, 3, 20),
     (1, 14, 32, 16), (1, 15, 33, 17), (1, 29, 65, 321), (1, 64, 10, 80), (3, 17, 31, 1), (5, 30, 20, 24),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import struct
 from collections.abc import Iterator
@@ -320,6 +322,66 @@ def test_large_products_are_by_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     short = products.mm(a[0].bfloat16(), b[0].bfloat16())
     assert torch.equal(short, primitives.sliced_product(a[0].bfloat16(), b[0].bfloat16(), 3).bfloat16())
     assert not torch.equal(products.mm(a[0, :, 1:], b[0, 1:]), primitives.sliced_product(a[0, :, 1:], b[0, 1:], 4))
+
+
+# ------------------------------------------------------------------------------------------------ what is kept
+
+
+def laid_out(x: Tensor) -> list[Tensor]:
+    """The same matrix in several layouts: dense, by columns, with gaps, at an odd address, one row for all."""
+    wide = torch.zeros(x.shape[0], x.shape[1] + 3, dtype=x.dtype)
+    wide[:, 1:-2] = x
+    odd = torch.zeros(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
+    return [x, x.t().contiguous().t(), wide[:, 1:-2], odd.copy_(x), x[:1].expand(*x.shape)]
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are kept, as in a job."""
+    for name in ("_plan", "_batch_plan"):
+        monkeypatch.setattr(products, name, functools.lru_cache(getattr(products, name)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_products_of_known_matrices_are_those_of_any(dtype: torch.dtype, kept: None) -> None:
+    first, second = values(7, 300, spread=2).to(dtype), values(300, 33, seed=1, spread=2).to(dtype)
+    wide = values(33, 2, seed=2).to(dtype)
+    for a, b in itertools.product(laid_out(first), laid_out(second)):
+        for bias in (wide[:, 0].contiguous(), wide[:, 1], wide[:1, 0], wide[0, 0]):  # the first alone is planned
+            for change in (1, -2):  # the second time by what was kept
+                given = (a * change, b, bias)
+                for run in (lambda a, b, bias: products.mm(a, b), lambda a, b, bias: products.addmm(bias, a, b)):
+                    with by("native"):
+                        ours = run(*given)
+                    with by("portable"):
+                        expected = run(*given)
+                    assert ours.dtype is dtype
+                    assert bits(ours.float()) == bits(expected.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_batches_of_known_matrices_are_those_of_any(dtype: torch.dtype, kept: None) -> None:
+    first, second = values(4, 5, 300, spread=2).to(dtype), values(4, 300, 9, seed=1, spread=2).to(dtype)
+    turned = first.transpose(0, 1).contiguous().transpose(0, 1)
+    for a, b in itertools.product((first, turned, first[:1].expand(4, -1, -1)), (second, second.mT.contiguous().mT)):
+        for change in (1, -2):
+            with by("native"):
+                ours = products.bmm(a * change, b)
+            with by("portable"):
+                assert bits(ours.float()) == bits(products.bmm(a * change, b).float())
+
+
+def test_what_is_not_known_of_matrices_goes_the_long_way(kept: None) -> None:
+    a, b, bias = values(3, 5), values(5, 4, seed=1), values(4, seed=2)
+    assert products._planned(a, b, bias) is not None
+    for wrong in ((a, b.bfloat16()), (a, a), (a[0], b), (a.double(), b.double()), (a[:0], b), (a[:, :0], b[:0])):
+        assert products._planned(*wrong, None) is None
+    assert products._planned(a, b, bias.bfloat16()) is None
+    assert products._planned(a, b, bias[:3]) is None
+    deep = products.SPAN + 1
+    assert products._planned(values(2, deep), values(deep, 2), None) is None
+    with by("portable"):
+        assert products._planned(a, b, bias) is None
 
 
 # ------------------------------------------------------------------------------------------------ forms

@@ -107,11 +107,11 @@ def _batches(dtype: torch.dtype) -> None:
                 (a, a.mT.contiguous().mT, a.transpose(0, 1).contiguous().transpose(0, 1), a[:1].expand(6, -1, -1)),
                 (b, b.mT.contiguous().mT, wide, b[:, :, :1].expand(-1, -1, n)),
             ):  # fmt: skip
-                given = left.shape, left.stride(), dtype, right.shape, right.stride(), dtype, left.device
+                given = gpu, left.shape, left.stride(), dtype, right.shape, right.stride(), dtype, left.device
                 assert products._batch_plan(*given) is not None
                 both(lambda left=left, right=right: FORMS["bmm"].function(left, right))
         long, other = whole_numbers(2, 3, 200), whole_numbers(2, 200, 4, seed=1)
-        given = long.shape, long.stride(), torch.float32, other.shape, other.stride(), torch.float32, long.device
+        given = gpu, long.shape, long.stride(), torch.float32, other.shape, other.stride(), torch.float32, long.device
         assert products._batch_plan(*given) is None  # of several spans
         both(lambda: FORMS["bmm"].function(long, other))
         both(lambda: FORMS["bmm"].function(long[:0], other[:0]))

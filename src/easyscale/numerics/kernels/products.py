@@ -18,11 +18,12 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from math import prod
+from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels import gpu, primitives
+from easyscale.numerics.kernels import gpu, native, portable, primitives
 from easyscale.numerics.kernels.refusal import refuse
 from easyscale.numerics.kernels.registry import form
 
@@ -100,24 +101,25 @@ def _span(a: Tensor, b: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------ plans
 
 Plan = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+BatchPlan = Callable[[Tensor, Tensor], Tensor]
 
 
 def _planned(a: Tensor, b: Tensor, bias: Tensor | None) -> Plan | None:
-    """On a GPU, what multiplies matrices of these shapes, strides and dtypes (and adds the bias): found once, because
-    to check, to look at and to arrange them anew takes longer than many products. None: it has to be done anew."""
-    if primitives.implementation(a.device) is not gpu:
+    """What multiplies matrices of these shapes, strides and dtypes (and adds the bias), by C or on a GPU: found once,
+    because to check, to look at and to arrange them anew takes longer than many products. None: it has to be done
+    anew."""
+    by = primitives.implementation(a.device)
+    if by is portable:
         return None
-    if bias is None:
-        return _plan(a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.device, None, (), None)
-    return _plan(
-        a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.device, bias.shape, bias.stride(), bias.dtype
-    )
+    given = (by, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.device)
+    return _plan(*given) if bias is None else _plan(*given, bias.shape, bias.stride(), bias.dtype)
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
-    shape_a: Shape, stride_a: Shape, dtype: torch.dtype, shape_b: Shape, stride_b: Shape, dtype_b: torch.dtype,
-    device: torch.device, bias: Shape | None, bias_stride: Shape, bias_dtype: torch.dtype | None,
+    by: ModuleType, shape_a: Shape, stride_a: Shape, dtype: torch.dtype, shape_b: Shape, stride_b: Shape,
+    dtype_b: torch.dtype, device: torch.device, bias: Shape | None = None, bias_stride: Shape = (),
+    bias_dtype: torch.dtype | None = None,
 ) -> Plan | None:  # fmt: skip
     if len(shape_a) != 2 or len(shape_b) != 2 or shape_a[1] != shape_b[0] or not math.prod(shape_a + shape_b):
         return None
@@ -128,6 +130,12 @@ def _plan(
         return None
     short = dtype is not torch.float32
     slices = slices_of(m, n, k, dtype)
+    product: Plan
+    if by is native:
+        if slices or k > SPAN:
+            return None
+        product = native.KnownProduct((1, m, n, k), (m, n), (0, *stride_a), (0, *stride_b), dtype, BLOCK)
+        return _rounded(product, dtype) if short else product
     if not slices:
         many = gpu.products.matrix_chains(m, n, k, stride_a, stride_b, dtype, device, BLOCK, SPAN)
 
@@ -138,22 +146,34 @@ def _plan(
             return product.to(dtype) if short else product
 
         return chained
-    if short:
+    product = gpu.slices.sliced_plan(
+        shape_a, stride_a, shape_b, stride_b, dtype, slices, bias is not None and not short, device
+    )
+    return _rounded(product, dtype) if short else product
 
-        def rounded(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-            product = sliced(a, b, None)
-            return (product if bias is None else product + bias).to(dtype)
 
-        sliced = gpu.slices.sliced_plan(shape_a, stride_a, shape_b, stride_b, dtype, slices, False, device)
-        return rounded
-    return gpu.slices.sliced_plan(shape_a, stride_a, shape_b, stride_b, dtype, slices, bias is not None, device)
+def _rounded(product: Plan, dtype: torch.dtype) -> Plan:
+    """With the bias, which is of that dtype too, and rounded."""
+
+    def rounded(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        found = product(a, b, None)
+        return (found if bias is None else found + bias).to(dtype)
+
+    return rounded
+
+
+def _planned_batch(a: Tensor, b: Tensor) -> BatchPlan | None:
+    by = primitives.implementation(a.device)
+    if by is portable:
+        return None
+    return _batch_plan(by, a.shape, a.stride(), a.dtype, b.shape, b.stride(), b.dtype, a.device)
 
 
 @functools.lru_cache(maxsize=4096)
 def _batch_plan(
-    shape_a: Shape, stride_a: Shape, dtype: torch.dtype, shape_b: Shape, stride_b: Shape, dtype_b: torch.dtype,
-    device: torch.device,
-) -> Callable[[Tensor, Tensor], Tensor] | None:  # fmt: skip
+    by: ModuleType, shape_a: Shape, stride_a: Shape, dtype: torch.dtype, shape_b: Shape, stride_b: Shape,
+    dtype_b: torch.dtype, device: torch.device,
+) -> BatchPlan | None:  # fmt: skip
     """As `_plan`, for a batch of products by chains of one span."""
     if len(shape_a) != 3 or len(shape_b) != 3 or shape_a[0] != shape_b[0] or shape_a[2] != shape_b[1]:
         return None
@@ -162,10 +182,13 @@ def _batch_plan(
         return None
     if slices_of(m, n, k, dtype):
         return None
+    size, short = (batch, m, n), dtype is not torch.float32
+    if by is native:
+        known = native.KnownProduct((batch, m, n, k), size, stride_a, stride_b, dtype, BLOCK)
+        return (lambda a, b: known(a, b).to(dtype)) if short else known
     turns = gpu.products.turned(m, stride_b)
     stride_b = (k * n, n, 1) if turns else stride_b
     run = gpu.products.chain_plan((batch, m, n, k), stride_a, stride_b, BLOCK, dtype, device)
-    size, short = (batch, m, n), dtype is not torch.float32
 
     def multiplied(a: Tensor, b: Tensor) -> Tensor:
         out = torch.empty(size, dtype=torch.float32, device=device)
@@ -251,12 +274,9 @@ def addmm_activation(
 
 @form("bmm")
 def bmm(self: Tensor, mat2: Tensor) -> Tensor:
-    if primitives.implementation(self.device) is gpu:
-        plan = _batch_plan(
-            self.shape, self.stride(), self.dtype, mat2.shape, mat2.stride(), mat2.dtype, self.device
-        )  # fmt: skip
-        if plan is not None:
-            return plan(self, mat2)
+    plan = _planned_batch(self, mat2)
+    if plan is not None:
+        return plan(self, mat2)
     if not self.dtype.is_floating_point and not self.dtype.is_complex:
         return _whole_numbers(self, mat2)
     _agree("bmm", self, mat2)

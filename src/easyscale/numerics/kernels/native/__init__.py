@@ -6,7 +6,7 @@ torch itself would use here and says once where there is none. All calls go thro
 
 from easyscale.numerics.kernels.native.elementwise import evaluate
 from easyscale.numerics.kernels.native.library import available
-from easyscale.numerics.kernels.native.products import product, sliced_product, view_product
+from easyscale.numerics.kernels.native.products import KnownProduct, product, sliced_product, view_product
 from easyscale.numerics.kernels.native.rows import tree_sum
 
-__all__ = ["available", "evaluate", "product", "sliced_product", "tree_sum", "view_product"]
+__all__ = ["KnownProduct", "available", "evaluate", "product", "sliced_product", "tree_sum", "view_product"]

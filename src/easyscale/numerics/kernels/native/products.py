@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,14 @@ _P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_long
 def _product() -> Callable[..., int]:
     function = library().d2_block_product
     function.argtypes = [_P, _I, _L, _L, _L, _P, _I, _L, _L, _L, _P, _L, _L, _L, _L, _L, _I]
+    function.restype = ctypes.c_int
+    return function
+
+
+@functools.cache
+def _known_product() -> Callable[..., int]:
+    function = library().d2_known_product
+    function.argtypes = [_P, _P, _P, _P, _P, _I]
     function.restype = ctypes.c_int
     return function
 
@@ -64,6 +72,29 @@ def product(a: Tensor, b: Tensor, block: int = 0) -> Tensor:
     if failed:
         raise MemoryError("no memory for the blocks of a D2 matrix product")
     return out
+
+
+class KnownProduct:
+    """`product` of matrices of these sizes, strides and dtype, and fp32 [N] added to it: most of a small product's time
+    is what has to be looked at before it, and here that was done."""
+
+    __slots__ = ("_keeps", "_of", "_run", "size")
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], size: tuple[int, ...], stride_a: Sequence[int],
+        stride_b: Sequence[int], dtype: torch.dtype, block: int,
+    ) -> None:  # fmt: skip
+        """`shape` is (batch, M, N, K); `size` is the shape of the result, of two or three dimensions."""
+        self.size = size
+        self._keeps = (_L * 13)(_CODES[dtype], *stride_a, _CODES[dtype], *stride_b, *shape, block)
+        self._of, self._run = ctypes.addressof(self._keeps), _known_product()
+
+    def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        out = torch.empty(self.size, dtype=torch.float32)
+        added = None if bias is None else bias.data_ptr()
+        if self._run(self._of, a.data_ptr(), b.data_ptr(), added, out.data_ptr(), torch.get_num_threads()):
+            raise MemoryError("no memory for the blocks of a D2 matrix product")
+        return out
 
 
 def view_product(a: Tensor, seen: Tensor, inner: int, block: int, span: int) -> Tensor:

@@ -178,6 +178,19 @@ int d2_block_product(const void *a_p, int a_dtype, long a_sb, long a_sm, long a_
     return failed;
 }
 
+/* The same, of matrices whose dtypes, strides and sizes are `of` (the arguments above, in their order, without places and
+   threads): a caller that multiplies such matrices again and again passes a few words instead of seventeen. The `bias`,
+   if there is one, [N] of fp32, is added last, in fp32. */
+int d2_known_product(const long *of, const void *a_p, const void *b_p, const float *bias, float *out, int threads) {
+    long M = of[9], N = of[10];
+    int failed = d2_block_product(a_p, (int)of[0], of[1], of[2], of[3], b_p, (int)of[4], of[5], of[6], of[7], out, of[8], M,
+                                  N, of[11], of[12], threads);
+    if (bias && !failed)
+        for (long m = 0; m < M; m++)
+            for (long n = 0; n < N; n++) out[m * N + n] += bias[n];
+    return failed;
+}
+
 int d2_product(const void *a_p, int a_dtype, long a_sb, long a_sm, long a_sk, const void *b_p, int b_dtype, long b_sb,
                long b_sk, long b_sn, float *out, long B, long M, long N, long K, int threads) {
     return d2_block_product(a_p, a_dtype, a_sb, a_sm, a_sk, b_p, b_dtype, b_sb, b_sk, b_sn, out, B, M, N, K, 0, threads);
