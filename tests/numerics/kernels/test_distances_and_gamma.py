@@ -10,7 +10,7 @@ from torch import Tensor
 
 from d2_rows import assert_same, fp32, tree
 from easyscale.numerics.kernels import counting, distances, gamma, margins, orthogonal
-from easyscale.numerics.kernels.losses import NONE
+from easyscale.numerics.kernels.losses import MEAN, NONE
 from easyscale.numerics.kernels.primitives import evaluate
 
 
@@ -116,6 +116,31 @@ def test_the_margin_loss_is_the_definition_to_the_bit(p: int) -> None:
     for i, (row, t) in enumerate(zip(x.tolist(), target.tolist(), strict=True)):
         z = [max((1.0 - row[t]) + v, 0.0) if j != t else 0.0 for j, v in enumerate(row)]
         assert made[i].item() == fp32(tree([(h * h if p == 2 else h) * weight[t].item() for h in z]) / 5)
+
+
+def test_the_margin_loss_of_several_labels_is_the_definition_to_the_bit() -> None:
+    """The third row has a label twice, the fourth none, the fifth all."""
+    x, slopes = drawn(5, 4), drawn(5, seed=1)
+    target = torch.tensor([[2, 0, -1, 1], [3, -1, 0, 0], [1, 1, -1, -1], [-1, 2, 2, 2], [0, 1, 2, 3]])
+    made, marks = margins.multilabel_margin_loss_forward(x, target, NONE)
+    back = margins.multilabel_margin_loss_backward(slopes, x, target, NONE, marks)
+    for i, (row, line) in enumerate(zip(x.tolist(), target.tolist(), strict=True)):
+        labels = line[: line.index(-1)] if -1 in line else line
+        hinges, counts = [], [0] * 4
+        for position in range(4):
+            for j in range(4):
+                counted = position < len(labels) and j not in labels
+                z = 1.0 - (row[labels[position]] - row[j]) if counted else 0.0
+                hinges.append(max(z, 0.0))
+                if z > 0:
+                    counts[j] += 1
+                    counts[labels[position]] -= 1
+        assert made[i].item() == fp32(tree(hinges) / 4)
+        assert back[i].tolist() == [fp32((count / 4) * slopes[i].item()) for count in counts]
+        assert marks[i].tolist() == [float(j in labels) for j in range(4)]
+    whole, _ = margins.multilabel_margin_loss_forward(x.double(), target, MEAN)
+    rows = [margins.multilabel_margin_loss_forward(x[i].double(), target[i], MEAN)[0].item() for i in range(5)]
+    assert whole.item() == tree(rows) / 5
 
 
 def test_a_histogram_counts_by_fp64_places() -> None:
