@@ -70,6 +70,18 @@ def test_two_backwards_in_one_local_step_are_refused() -> None:
     refused(job(body), (3,), "LoopError", "second backward()", "no_sync")
 
 
+def test_a_compiled_model_that_is_compiled_again_is_refused() -> None:
+    def compiled() -> nn.Module:
+        model = mlp()
+        model.compile(backend="eager")
+        return model
+
+    def body(es: Any, model: Any, *rest: Any) -> None:
+        model.compile()
+
+    refused(job(body, compiled), (2,), "UsageError", "model.compile() was called again", "before es.prepare()")
+
+
 def test_a_backward_outside_the_loop_is_refused() -> None:
     def train() -> dict[str, Any]:
         import easyscale as es

@@ -5,6 +5,7 @@ Other kinds of CPU are imitated: torch and our C library are held to older instr
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import easyscale.runtime.reference
 import easyscale.runtime.session  # noqa: F401  once here, not once in each forked worker
@@ -24,7 +26,7 @@ from easyscale.backends.local import LocalLauncher, worker_environment
 from easyscale.core.spec import Target, WorkerSpec
 from elasticity import Run, run_with_master
 from faults.cases import Noisy
-from workloads import with_easyscale
+from workloads import CNN, with_easyscale
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +70,29 @@ def test_loader_processes_that_draw_numbers_and_a_scaler_keep_the_bits() -> None
     assert_same(result, expected)
     assert result["scale"] == expected["scale"] > case.scale
     assert result["scaler"] == expected["scaler"]
+
+
+def compiled() -> nn.Module:
+    """The compiler does not look into D2's kernels, in the script by hand neither: it would run them another way."""
+    from torch._dynamo import trace_rules
+
+    trace_rules.add("easyscale.numerics")
+    model = CNN.model()
+    model.compile(backend="aot_eager")
+    return model
+
+
+@functools.cache
+def compiled_judge() -> dict[str, Any]:
+    return run_stock(at_d2(replace(CNN, model=compiled, epochs=1)), ESTS)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
+@pytest.mark.parametrize("split", [(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)])
+def test_a_compiled_model_has_the_bits_of_compiled_stock_ddp(split: tuple[int, ...]) -> None:
+    """The compiler changes the order in which gradients are ready, so those of an eager model may be others."""
+    result = run_job(with_easyscale(replace(CNN, model=compiled, epochs=1)), split, determinism="D2")
+    assert_same(result, compiled_judge())
 
 
 def assert_same(result: dict[str, Any], expected: dict[str, Any]) -> None:

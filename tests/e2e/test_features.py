@@ -5,6 +5,7 @@ Features that the matrix (tests/parity) combines on all plans run here under `--
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -183,6 +184,51 @@ def test_a_compiled_model_gives_stock_ddps_bits(split: tuple[int, ...]) -> None:
 @cache
 def compiled_reference() -> dict[str, Any]:
     return run_stock(by_hand(replace(MLP, model=compiled_mlp, epochs=1)), 3)
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
+IN_PLACE: dict[str, Callable[[], nn.Module]] = {"a Sequential, which torch leaves alone": mlp, "a module": Wrapped}
+
+
+def compiled_in_place(name: str) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        model = IN_PLACE[name]()
+        model.compile(backend="aot_eager")
+        return model
+
+    return build
+
+
+@cache
+def in_place_reference(name: str) -> dict[str, Any]:
+    return run_stock(by_hand(replace(MLP, model=compiled_in_place(name), epochs=1)), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own deprecations
+@pytest.mark.parametrize("split", [(4,), (1, 3), (2, 1, 1), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_model_that_was_compiled_in_place_gives_stock_ddps_bits(name: str, split: tuple[int, ...]) -> None:
+    """With four ESTs: of two summands any order of gradients has the same bits."""
+    result = run_job(with_easyscale(replace(MLP, model=compiled_in_place(name), epochs=1)), split)
+    assert result["fingerprint"] == in_place_reference(name)["fingerprint"]
+    assert result["losses"] == in_place_reference(name)["losses"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_command_s_reference_of_a_model_compiled_in_place_is_stock_ddp() -> None:
+    for name in IN_PLACE:
+        result = run_reference(with_easyscale(replace(MLP, model=compiled_in_place(name), epochs=1)), 4)
+        assert result["fingerprint"] == in_place_reference(name)["fingerprint"]
 
 
 def test_tree_order_is_the_same_on_every_plan_and_differs_from_ddp() -> None:

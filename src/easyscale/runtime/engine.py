@@ -281,7 +281,9 @@ def batch_size(batch: Any) -> int:
 def attach(model: torch.nn.Module, before: Callable[[Any, Any], None], after: Callable[[Any], Any]) -> None:
     """Call `before` and `after` each forward of this very model (not of a deep copy of it).
 
-    Plain functions: a deep copy of the model shares them instead of copying what they belong to.
+    Plain functions: a deep copy of the model shares them instead of copying what they belong to. A model that was
+    compiled in place (`model.compile()`) is called from outside, as DDP calls it, because the compiler takes a module
+    with hooks another way: it would compile a `Sequential`, which it leaves alone under stock DDP.
     """
 
     def enter(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -291,8 +293,33 @@ def attach(model: torch.nn.Module, before: Callable[[Any, Any], None], after: Ca
     def leave(module: torch.nn.Module, args: Any, output: Any) -> Any:
         return after(output) if module is model else None
 
-    model.register_forward_pre_hook(_untraced(enter), prepend=True, with_kwargs=True)
-    model.register_forward_hook(_untraced(leave))
+    if model._compiled_call_impl is None:
+        model.register_forward_pre_hook(_untraced(enter), prepend=True, with_kwargs=True)
+        model.register_forward_hook(_untraced(leave))
+    else:
+        _surround(model, model._compiled_call_impl, _untraced(enter), _untraced(leave))
+
+
+def _surround(
+    model: torch.nn.Module, compiled: Callable[..., Any], enter: Callable[..., None], leave: Callable[..., Any]
+) -> None:
+    """Put them around the compiled call, which torch leaves out of copies of the model."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        enter(model, args, kwargs)
+        output = compiled(*args, **kwargs)
+        changed = leave(model, args, output)
+        return output if changed is None else changed
+
+    def again(*_args: Any, **_options: Any) -> None:
+        raise UsageError(
+            "model.compile() was called again after es.prepare(), on the model or on a copy of it.",
+            "the model was compiled when it was prepared, and another compiled call would go round EasyScale.",
+            "call model.compile() once, with its final options, before es.prepare().",
+        )
+
+    model._compiled_call_impl = call
+    model.compile = again  # type: ignore[method-assign]
 
 
 def give_no_sync(model: torch.nn.Module, owner: Any) -> None:

@@ -88,6 +88,10 @@ def test_each_worker_has_a_device_of_its_own_and_is_reached_at_its_node(
     wait_until(lambda: '"port": 2' in Path(str(_control(seen[0]).endpoint)).read_text(), 30.0)
     assert all(environment["CUDA_VISIBLE_DEVICES"] == "" for environment in told)
     assert not any(name.startswith("RAY_") for environment in told for name in environment)
+    for worker in started:
+        worker.kill()
+        end(worker)
+    assert not [spec for spec in seen if Path(str(_control(spec).endpoint)).parent.exists()], "folders are left behind"
 
 
 def _control(spec: WorkerSpec) -> Control:

@@ -98,10 +98,10 @@ class Keeper:
 
     def listen(self, taken: tuple[int, int], endpoint: str | None, seconds: float) -> News:
         """What is new; after `seconds`, that nothing is. `endpoint`: where the worker's master listens now, as JSON."""
-        if endpoint is not None:
-            self._tell_endpoint(endpoint)
         deadline = time.monotonic() + seconds
         with self._changed:
+            if endpoint is not None and not self._over:
+                self._tell_endpoint(endpoint)
             for tape, place in zip(self._tapes, taken, strict=True):
                 tape.taken(place)
             while not self._over and all(tape.begin == tape.end for tape in self._tapes):
@@ -138,6 +138,7 @@ class Keeper:
         self._follow(process)
         with self._changed:
             self._code, self._over = process.returncode, True
+            shutil.rmtree(self._folder, ignore_errors=True)  # who is asked to leave at once gets no other occasion
             self._leave_by = time.monotonic() + self._linger
             self._changed.notify_all()
 
