@@ -125,7 +125,7 @@ def _launches() -> Iterator[tuple[str, str, dict[str, str]]]:
 
 def test_only_chains_are_launched_with_fusing_of_multiply_adds() -> None:
     launches = list(_launches())
-    slices = {"cut_rows", "cut_tiles", "find_most", "multiply", "join"}
+    slices = {"cut_rows", "cut_tiles", "find_most", "begin_both", "finish_both", "multiply", "join"}
     slices |= {"find_plane_most", "convolve", "convolve_weights"}
     assert {kernel for _, kernel, _ in launches} >= {"kernel", "kernel(name)", "finish", *slices, *FUSING}
     for file, kernel, options in launches:

@@ -467,6 +467,8 @@ def _by_tile(tile: Tile) -> None:
 # ------------------------------------------------------------------------------------------------ compiled
 
 CUTTING = {"add.rn.f32", "sub.rn.f32", "mul.rn.f32"}
+BOTH = {"SLICES": 4, "ROWS_A": 4, "DEPTH_A": 512, "TIMES_A": 2, "ROWS_B": 64, "DEPTH_B": 64, "TIMES_B": 4}
+FINISH = {"SLICES": 3, "ROWS_A": 4, "DEPTH_A": 512, "PARTS_A": 8, "ROWS_B": 64, "DEPTH_B": 64, "PARTS_B": 16}
 
 
 def _cutting_compiled() -> None:
@@ -475,12 +477,17 @@ def _cutting_compiled() -> None:
 
     pointers = dict.fromkeys(("most", "found", "copies", "most_a", "most_b"), "*i32")
     pointers |= {"v": "*fp32", "out": "*i8", "bias": "*fp32"}
+    pointers |= {f"{name}_{factor}": kind for factor in "ab" for name, kind in (("found", "*i32"), ("out", "*i8"))}
     found, picture = slices_kernels, sliced_convolution_kernels
     plane = {"BY_IMAGE": True, "CHANNELS": 32, "PLACES": 128}
     cases: list[tuple[Any, dict[str, Any], set[str]]] = [
         (found.cut_rows, {"SLICES": 4, "ROWS": 4, "DEPTH": 1024}, CUTTING),
         (found.cut_tiles, {"SLICES": 3, "ROWS": 64, "DEPTH": 64, "PARTS": 8}, CUTTING),
         (found.find_most, {"ROWS": 4, "DEPTH": 512, "TIMES": 4}, set()),
+        (found.begin_both, BOTH | {"WHOLE_A": True, "WHOLE_B": True}, CUTTING),
+        (found.begin_both, BOTH | {"WHOLE_A": True, "WHOLE_B": False}, CUTTING),
+        (found.begin_both, BOTH | {"WHOLE_A": False, "WHOLE_B": False}, set()),
+        (found.finish_both, FINISH, CUTTING),
         (picture.cut_image, {"SLICES": 4, **plane}, CUTTING),
         (picture.cut_image, {"SLICES": 3, **plane, "BY_IMAGE": False}, CUTTING),
         (picture.find_plane_most, {"BY_IMAGE": False, "DENSE": False, "CHANNELS": 4, "BLOCK": 1024}, set()),
@@ -490,7 +497,7 @@ def _cutting_compiled() -> None:
     for capability in CAPABILITIES:
         for kernel, constants, allowed in cases:
             for dtype in ("fp32", "bf16", "fp16"):
-                known = pointers | {"v": f"*{dtype}"}
+                known = pointers | dict.fromkeys(("v", "a", "b"), f"*{dtype}")
                 known |= {"parts": "*i64", "out": "*fp32"} if kernel is found.join else {}
                 text = build(kernel, capability, known, constants, num_warps=4, enable_fp_fusion=False).asm["ptx"]
                 assert set(_FLOATING.findall(text)) == allowed, (kernel.__name__, set(_FLOATING.findall(text)))

@@ -82,16 +82,21 @@ def sliced_product(
 class SlicedProduct:
     """Products of two matrices of known shapes, strides and dtype: cut, multiplied, repaired."""
 
-    def __init__(self, left: _Cutting, right: _Cutting, product: _Product, repair: Launch, slices: int) -> None:
-        self.left, self.right, self.product, self.repair, self.slices = left, right, product, repair, slices
-        self.places = workspace.Places((*left.kinds, *right.kinds))
+    def __init__(self, both: _CuttingBoth, product: _Product, repair: Launch, slices: int) -> None:
+        self.both, self.product, self.repair, self.slices = both, product, repair, slices
+        self.left, self.right = both.left, both.right
+        self.places = workspace.Places((*self.left.kinds, *self.right.kinds))
         self.device = product.device
 
     def __call__(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         with workspace.locked():
             room = self.places.at(self.device, PAIRS)
-            left = self._kept(self.left, a, a) if weights.keeps(a) else self.left.into(a, room[:3])
-            right = self._kept(self.right, b, b.t()) if weights.keeps(b) else self.right.into(b, room[3:])
+            kept_a, kept_b = weights.keeps(a), weights.keeps(b)
+            if kept_a or kept_b:
+                left = self._kept(self.left, a, a) if kept_a else self.left.into(a, room[:3])
+                right = self._kept(self.right, b, b.t()) if kept_b else self.right.into(b, room[3:])
+            else:
+                left, right = self.both.into(a, b, room)
             out = self.product.multiply(left, right, bias)
             self.repair(a, b, left[1], right[1], a if bias is None else bias, out)
         return out
@@ -111,7 +116,9 @@ def sliced_plan(
     (m, k), n = shape_a, shape_b[1]
     assert shape_b[0] == k
     return SlicedProduct(
-        _cutting(m, k, stride_a, slices, dtype, device), _cutting(n, k, stride_b[::-1], slices, dtype, device),
+        _CuttingBoth(
+            _cutting(m, k, stride_a, slices, dtype, device), _cutting(n, k, stride_b[::-1], slices, dtype, device)
+        ),
         _product_plan(m, n, k, slices, tile or tile_for(device), biased, device),
         _repair_plan(m, n, k, stride_a, stride_b, biased, dtype, device), slices,
     )  # fmt: skip
@@ -193,25 +200,118 @@ def _repair_plan(
 # ------------------------------------------------------------------------------------------------------- cutting
 
 
-class _Cutting:
-    """How matrices of one shape and layout are cut: slices, what they are scaled by, and what was found on the way."""
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How the rows of a matrix are cut: those of `tall` at a time, `deep` values at a time; at once (`whole`), or after
+    their largest values were found in `parts`, of `times` as many values."""
 
-    def __init__(self, rows: int, shape: tuple[int, int], parts: int, find: Launch | None, cutting: Launch) -> None:
-        self.rows, self.shape, self.parts = rows, shape, parts
-        self.find, self.cutting = find, cutting  # `cutting` finds the largest values itself if `find` is not there
-        self.kinds = ((torch.int8, shape), (torch.int32, (rows,)), (torch.int32, (parts, rows)))
+    rows: int
+    k: int
+    strides: Shape
+    slices: int
+    whole: bool
+    tall: int
+    deep: int
+    times: int = 1
+    parts: int = 0
+
+    @property
+    def width(self) -> int:
+        return ceil_div(self.k, ALIGNED) * ALIGNED
+
+    @property
+    def down(self) -> int:
+        return ceil_div(self.rows, self.tall)
+
+    @property
+    def first(self) -> int:
+        """Programs that cut whole rows, or look for their largest values."""
+        return self.down if self.whole else self.down * self.parts
+
+    @property
+    def second(self) -> int:
+        """Programs that cut, where those have only looked."""
+        return self.down * ceil_div(self.width, self.deep)
+
+    @property
+    def most_parts(self) -> int:
+        return 1 << (self.parts - 1).bit_length()
+
+    def numbers(self) -> tuple[int, ...]:
+        """What the kernels of both factors are told of one."""
+        return (self.rows, *self.strides, self.rows * self.width, self.down)
+
+
+class _Cutting:
+    """Matrices of one shape and layout: slices, what they are scaled by, and what was found on the way."""
+
+    def __init__(self, how: _How) -> None:
+        from easyscale.numerics.kernels.gpu.slices_kernels import cut_rows, cut_tiles, find_most
+
+        self.how = how
+        shape = how.slices * how.rows, how.width
+        self.kinds = ((torch.int8, shape), (torch.int32, (how.rows,)), (torch.int32, (how.parts, how.rows)))
         self.places = workspace.Places(self.kinds)
         self.fresh = self.places.fresh
+        sizes = {"ROWS": how.tall, "DEPTH": how.deep, "num_warps": 4}
+        step = how.rows * how.width
+        if how.whole:
+            numbers = (how.rows, how.k, how.width, how.strides[0], step)
+            self.cutting = Launch(cut_rows, (how.down,), numbers, SLICES=how.slices, enable_fp_fusion=False, **sizes)
+            return
+        self.find = Launch(
+            find_most, (how.down, how.parts), (how.rows, how.k, *how.strides), TIMES=how.times,
+            enable_fp_fusion=False, **sizes,
+        )  # fmt: skip
+        self.cutting = Launch(
+            cut_tiles, (how.down, ceil_div(how.width, how.deep)),
+            (how.rows, how.k, how.width, *how.strides, step, how.parts), SLICES=how.slices, PARTS=how.most_parts,
+            enable_fp_fusion=False, **sizes,
+        )  # fmt: skip
 
     def into(self, v: Tensor, places: tuple[Tensor, ...]) -> Cut:
         """Cut v, or its transpose where that is meant: all that is taken of it is its address."""
         parts, most, found = places
-        if self.find is None:
+        if self.how.whole:
             self.cutting(v, most, parts)
         else:
             self.find(v, found)
             self.cutting(v, found, most, parts)
         return parts, most
+
+
+class _CuttingBoth:
+    """Both factors of a product: in one launch, or in two where largest values are to be found first. The time of a
+    launch on the host is what many products take."""
+
+    def __init__(self, left: _Cutting, right: _Cutting) -> None:
+        from easyscale.numerics.kernels.gpu.slices_kernels import begin_both, finish_both
+
+        self.left, self.right = left, right
+        a, b = left.how, right.how
+        options = {"SLICES": a.slices, "num_warps": 4}
+        options |= {"ROWS_A": a.tall, "DEPTH_A": a.deep, "ROWS_B": b.tall, "DEPTH_B": b.deep}
+        known = a.k, a.width, *a.numbers()
+        self.begin = Launch(
+            begin_both, (a.first + b.first,), (*known, a.first, *b.numbers()), WHOLE_A=a.whole, TIMES_A=a.times,
+            WHOLE_B=b.whole, TIMES_B=b.times, enable_fp_fusion=False, **options,
+        )  # fmt: skip
+        self.finish = Launch(
+            finish_both, (a.second + b.second,), (*known, a.second, *b.numbers(), a.parts, b.parts),
+            PARTS_A=a.most_parts, PARTS_B=b.most_parts, enable_fp_fusion=False, **options,
+        )  # fmt: skip
+
+    def into(self, a: Tensor, b: Tensor, room: tuple[Tensor, ...]) -> tuple[Cut, Cut]:
+        parts_a, most_a, found_a, parts_b, most_b, found_b = room
+        self.begin(a, most_a, parts_a, found_a, b, most_b, parts_b, found_b)
+        if not self.left.how.whole:
+            if not self.right.how.whole:
+                self.finish(a, most_a, parts_a, found_a, b, most_b, parts_b, found_b)
+            else:
+                self.left.cutting(a, found_a, most_a, parts_a)
+        elif not self.right.how.whole:
+            self.right.cutting(b, found_b, most_b, parts_b)
+        return (parts_a, most_a), (parts_b, most_b)
 
 
 def cut(v: Tensor, slices: int, slot: int | None = None) -> Cut:
@@ -223,28 +323,11 @@ def cut(v: Tensor, slices: int, slot: int | None = None) -> Cut:
 @lru_cache(maxsize=PLANS)
 def _cutting(rows: int, k: int, strides: Shape, slices: int, dtype: torch.dtype, device: torch.device) -> _Cutting:
     """The last arguments are what a launch is kept by."""
-    from easyscale.numerics.kernels.gpu.slices_kernels import cut_rows, cut_tiles, find_most
-
+    strides = tuple(strides)
     width = ceil_div(k, ALIGNED) * ALIGNED
-    shape = slices * rows, width
     if strides[1] == 1 and k <= AT_ONCE:
         deep = 1 << (width - 1).bit_length()
-        tall = max(1, 4096 // deep)
-        numbers = (rows, k, width, strides[0], rows * width)
-        cutting = Launch(
-            cut_rows, (ceil_div(rows, tall),), numbers, SLICES=slices, ROWS=tall, DEPTH=deep, num_warps=4,
-            enable_fp_fusion=False,
-        )  # fmt: skip
-        return _Cutting(rows, shape, 0, None, cutting)
+        return _Cutting(_How(rows, k, strides, slices, True, max(1, 4096 // deep), deep))
     tall, deep = (4, 512) if strides[1] == 1 else (64, 64)  # long where memory is contiguous
     times = 1 << max(0, ceil_div(k, deep * MOST_FOUND) - 1).bit_length()
-    parts = ceil_div(k, deep * times)
-    find = Launch(
-        find_most, (ceil_div(rows, tall), parts), (rows, k, *strides), ROWS=tall, DEPTH=deep, TIMES=times, num_warps=4,
-        enable_fp_fusion=False,
-    )  # fmt: skip
-    cutting = Launch(
-        cut_tiles, (ceil_div(rows, tall), ceil_div(width, deep)), (rows, k, width, *strides, rows * width, parts),
-        SLICES=slices, ROWS=tall, DEPTH=deep, PARTS=1 << (parts - 1).bit_length(), num_warps=4, enable_fp_fusion=False,
-    )  # fmt: skip
-    return _Cutting(rows, shape, parts, find, cutting)
+    return _Cutting(_How(rows, k, strides, slices, False, tall, deep, times, ceil_div(k, deep * times)))

@@ -54,14 +54,11 @@ def digits(value, most, out, place, kept, slice_step, SLICES: tl.constexpr):
 
 
 @triton.jit
-def cut_rows(
-    v, most, out, rows, k, width, v_row, slice_step, SLICES: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr
+def _rows_at_once(
+    number, v, most, out, rows, k, width, v_row, slice_step, SLICES: tl.constexpr, ROWS: tl.constexpr,
+    DEPTH: tl.constexpr,
 ):  # fmt: skip
-    """`most` and slices of ROWS rows that lie one value after the other, read once: DEPTH is k or more.
-
-    `width` is k padded; slices are zero there.
-    """
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row = number * ROWS + tl.arange(0, ROWS)
     step = tl.arange(0, DEPTH)
     here = row < rows
     at = row.to(tl.int64)[:, None] * v_row + step[None, :]
@@ -73,19 +70,58 @@ def cut_rows(
 
 
 @triton.jit
+def _most_of_part(
+    number, part, v, found, rows, k, v_row, v_step, ROWS: tl.constexpr, DEPTH: tl.constexpr, TIMES: tl.constexpr
+):  # fmt: skip
+    row = number * ROWS + tl.arange(0, ROWS)
+    here = row < rows
+    most = tl.zeros((ROWS, DEPTH), dtype=tl.int32)
+    for i in range(TIMES):
+        step = (part * TIMES + i) * DEPTH + tl.arange(0, DEPTH)
+        at = row.to(tl.int64)[:, None] * v_row + step.to(tl.int64)[None, :] * v_step
+        value = tl.load(v + at, mask=here[:, None] & (step < k)[None, :], other=0.0).to(tl.float32)
+        most = tl.maximum(most, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+    tl.store(found + part * rows + row, tl.max(most, axis=1), mask=here)
+
+
+@triton.jit
+def _tile_of_rows(
+    number, place, v, found, most, out, rows, k, width, v_row, v_step, slice_step, parts,
+    SLICES: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    row = number * ROWS + tl.arange(0, ROWS)
+    step = place * DEPTH + tl.arange(0, DEPTH)
+    here = row < rows
+    part = tl.arange(0, PARTS)
+    each = tl.load(
+        found + part[None, :] * rows + row[:, None], mask=here[:, None] & (part < parts)[None, :], other=0
+    )  # fmt: skip
+    largest = tl.max(each, axis=1)
+    if place == 0:
+        tl.store(most + row, largest, mask=here)
+    at = row.to(tl.int64)[:, None] * v_row + step.to(tl.int64)[None, :] * v_step
+    value = tl.load(v + at, mask=here[:, None] & (step < k)[None, :], other=0.0).to(tl.float32)
+    to = row.to(tl.int64)[:, None] * width + step[None, :]
+    digits(value, largest[:, None], out, to, here[:, None] & (step < width)[None, :], slice_step, SLICES)
+
+
+@triton.jit
+def cut_rows(
+    v, most, out, rows, k, width, v_row, slice_step, SLICES: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr
+):  # fmt: skip
+    """`most` and slices of ROWS rows that lie one value after the other, read once: DEPTH is k or more.
+
+    `width` is k padded; slices are zero there.
+    """
+    _rows_at_once(tl.program_id(0), v, most, out, rows, k, width, v_row, slice_step, SLICES, ROWS, DEPTH)
+
+
+@triton.jit
 def find_most(
     v, found, rows, k, v_row, v_step, ROWS: tl.constexpr, DEPTH: tl.constexpr, TIMES: tl.constexpr
 ):  # fmt: skip
     """found[part, row]: bits of the largest |v| of TIMES * DEPTH steps of k."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = row < rows
-    most = tl.zeros((ROWS, DEPTH), dtype=tl.int32)
-    for i in range(TIMES):
-        step = (tl.program_id(1) * TIMES + i) * DEPTH + tl.arange(0, DEPTH)
-        at = row.to(tl.int64)[:, None] * v_row + step.to(tl.int64)[None, :] * v_step
-        value = tl.load(v + at, mask=here[:, None] & (step < k)[None, :], other=0.0).to(tl.float32)
-        most = tl.maximum(most, value.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    tl.store(found + tl.program_id(1) * rows + row, tl.max(most, axis=1), mask=here)
+    _most_of_part(tl.program_id(0), tl.program_id(1), v, found, rows, k, v_row, v_step, ROWS, DEPTH, TIMES)
 
 
 @triton.jit
@@ -94,20 +130,59 @@ def cut_tiles(
     SLICES: tl.constexpr, ROWS: tl.constexpr, DEPTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """`most`, from what was found in parts (PARTS or fewer of them), and slices of a tile of ROWS by DEPTH."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    step = tl.program_id(1) * DEPTH + tl.arange(0, DEPTH)
-    here = row < rows
-    part = tl.arange(0, PARTS)
-    each = tl.load(
-        found + part[None, :] * rows + row[:, None], mask=here[:, None] & (part < parts)[None, :], other=0
+    _tile_of_rows(
+        tl.program_id(0), tl.program_id(1), v, found, most, out, rows, k, width, v_row, v_step, slice_step, parts,
+        SLICES, ROWS, DEPTH, PARTS,
     )  # fmt: skip
-    largest = tl.max(each, axis=1)
-    if tl.program_id(1) == 0:
-        tl.store(most + row, largest, mask=here)
-    at = row.to(tl.int64)[:, None] * v_row + step.to(tl.int64)[None, :] * v_step
-    value = tl.load(v + at, mask=here[:, None] & (step < k)[None, :], other=0.0).to(tl.float32)
-    place = row.to(tl.int64)[:, None] * width + step[None, :]
-    digits(value, largest[:, None], out, place, here[:, None] & (step < width)[None, :], slice_step, SLICES)
+
+
+@triton.jit
+def begin_both(
+    a, most_a, out_a, found_a, b, most_b, out_b, found_b, k, width,
+    rows_a, a_row, a_step, slice_a, down_a, programs_a, rows_b, b_row, b_step, slice_b, down_b,
+    SLICES: tl.constexpr, WHOLE_A: tl.constexpr, ROWS_A: tl.constexpr, DEPTH_A: tl.constexpr, TIMES_A: tl.constexpr,
+    WHOLE_B: tl.constexpr, ROWS_B: tl.constexpr, DEPTH_B: tl.constexpr, TIMES_B: tl.constexpr,
+):  # fmt: skip
+    """Both factors of a product in one launch: the first `programs_a` programs are those of A. Each factor as by
+    `cut_rows` (WHOLE), or as by `find_most`, where `finish_both` or `cut_tiles` come after it."""
+    number = tl.program_id(0)
+    if number < programs_a:
+        if WHOLE_A:
+            _rows_at_once(number, a, most_a, out_a, rows_a, k, width, a_row, slice_a, SLICES, ROWS_A, DEPTH_A)
+        else:
+            _most_of_part(
+                number % down_a, number // down_a, a, found_a, rows_a, k, a_row, a_step, ROWS_A, DEPTH_A, TIMES_A
+            )
+    else:
+        number -= programs_a
+        if WHOLE_B:
+            _rows_at_once(number, b, most_b, out_b, rows_b, k, width, b_row, slice_b, SLICES, ROWS_B, DEPTH_B)
+        else:
+            _most_of_part(
+                number % down_b, number // down_b, b, found_b, rows_b, k, b_row, b_step, ROWS_B, DEPTH_B, TIMES_B
+            )
+
+
+@triton.jit
+def finish_both(
+    a, most_a, out_a, found_a, b, most_b, out_b, found_b, k, width,
+    rows_a, a_row, a_step, slice_a, down_a, programs_a, rows_b, b_row, b_step, slice_b, down_b, parts_a, parts_b,
+    SLICES: tl.constexpr, ROWS_A: tl.constexpr, DEPTH_A: tl.constexpr, PARTS_A: tl.constexpr,
+    ROWS_B: tl.constexpr, DEPTH_B: tl.constexpr, PARTS_B: tl.constexpr,
+):  # fmt: skip
+    """`cut_tiles` of both factors in one launch."""
+    number = tl.program_id(0)
+    if number < programs_a:
+        _tile_of_rows(
+            number % down_a, number // down_a, a, found_a, most_a, out_a, rows_a, k, width, a_row, a_step, slice_a,
+            parts_a, SLICES, ROWS_A, DEPTH_A, PARTS_A,
+        )  # fmt: skip
+    else:
+        number -= programs_a
+        _tile_of_rows(
+            number % down_b, number // down_b, b, found_b, most_b, out_b, rows_b, k, width, b_row, b_step, slice_b,
+            parts_b, SLICES, ROWS_B, DEPTH_B, PARTS_B,
+        )  # fmt: skip
 
 
 @triton.jit
