@@ -176,6 +176,7 @@ def slicing() -> str:
         ["`SLICED_STEPS`", str(products.SLICED_STEPS)],
         ["`SLICED_MOST`", str(products.SLICED_MOST)],
         ["`SLICED_CHANNELS`", str(sliced_convolutions.SLICED_CHANNELS)],
+        ["`SLICED_VALUES`", str(sliced_convolutions.SLICED_VALUES)],
     ]
     return table(["name", "value"], rows)
 

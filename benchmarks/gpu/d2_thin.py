@@ -30,18 +30,18 @@ from benchmarks.gpu.d2_layers import Convolution, layers
 from benchmarks.gpu.d2_timing import Place, Row, level, show, stock_is_deterministic
 
 from easyscale.numerics.kernels.gpu import direct_convolutions, views
-from easyscale.numerics.kernels.sliced_convolutions import Correlation, slices_of
+from easyscale.numerics.kernels.sliced_convolutions import Correlation, slices_by_image
 
 aten = torch.ops.aten
 
 
 def is_thin(layer: Convolution) -> bool:
     """Whether its forward is by chains."""
-    (images, _, *_), (out, inner, *kernel) = layer.pictures, layer.weight
+    out, _, *kernel = layer.weight
     x, w = (torch.empty(shape, device="meta") for shape in (layer.pictures, layer.weight))
     size = tuple(layer.forward(x, w).shape[2:])
     over = Correlation(tuple(kernel), layer.padding, size, layer.stride, layer.dilation)
-    return not slices_of(images, inner, out, over, layer.groups, torch.float32)
+    return not slices_by_image(layer.pictures, out, over, layer.groups, torch.float32)
 
 
 def measured(layer: Convolution, count: int, place: Place) -> Row:

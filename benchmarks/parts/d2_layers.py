@@ -52,8 +52,11 @@ class Layer:
             n, k = (depth, places) if name == "weight" else (places, depth)
             if self.linear:
                 slices = products.slices_of(out, n, k, torch.float32)
-            else:
+            elif name == "weight":
                 slices = sliced_convolutions.slices_of(batch, inner, out, over, self.groups, torch.float32)
+            else:
+                images = (batch, inner, *(self.size if name == "forward" else (self.positions,)))
+                slices = sliced_convolutions.slices_by_image(images, out, over, self.groups, torch.float32)
             found[name] = (k, slices)
         return found
 

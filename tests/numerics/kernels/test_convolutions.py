@@ -391,6 +391,25 @@ def test_a_convolution_is_by_slices_by_its_shape_and_dtype_alone() -> None:
     assert slices_of(0, 64, 64, size=64) == 0
 
 
+def test_images_of_very_many_values_are_by_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and in the gradient of the input: the gradient of the weights has a scale for each channel."""
+    over = Window((3, 3), (1, 1), (1, 1), (1, 1)).over((128, 128))
+    for inner, slices in ((128, products.SLICES), (129, 0)):
+        shape = (32, inner, 128, 128)
+        assert sliced_convolutions.slices_by_image(shape, 64, over, 1, torch.float32) == slices
+    x, weight, grad, window = uneven(2, 4, 8, 8), uneven(6, 4, 3, 3, seed=1), uneven(2, 6, 8, 8, seed=2), (1, 1, 1)
+    chained = computed(x, weight, grad, window)
+    for owner, name in ((products, "SLICED_FROM"), (sliced_convolutions, "SLICED_CHANNELS")):
+        monkeypatch.setattr(owner, name, 1)
+    sliced = computed(x, weight, grad, window)
+    assert not any(same(a, b) for a, b in zip(chained, sliced, strict=True))
+    for values_, by_chains in ((4 * 64 - 1, (0, 1)), (4 * 64, (1,)), (6 * 64, ())):
+        monkeypatch.setattr(sliced_convolutions, "SLICED_VALUES", values_)
+        found = computed(x, weight, grad, window)
+        for i in range(3):
+            assert same(found[i], (chained if i in by_chains else sliced)[i])
+
+
 def test_other_convolutions_are_chains_however_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """With groups, of one dimension and three, with few channels."""
     monkeypatch.setattr(sliced_convolutions, "SLICED_CHANNELS", 9)

@@ -32,7 +32,7 @@ from torch import Tensor
 from easyscale.numerics.kernels import gpu, primitives, products, sliced_convolutions
 from easyscale.numerics.kernels.products import chains, check_dtype, reads_views, view_chains
 from easyscale.numerics.kernels.registry import form
-from easyscale.numerics.kernels.sliced_convolutions import Correlation, slices_of
+from easyscale.numerics.kernels.sliced_convolutions import Correlation, slices_by_image, slices_of
 
 # Positions of one image below which all images are joined to one wide product: speed only. The other number holds for
 # kernels of one tap on a GPU, where joining needs a copy or a gathering.
@@ -128,7 +128,7 @@ def _pointwise(
     sides = [side for side in zip(shape[2:], strides[2:], strict=True) if side[0] != 1]
     joined = all(outer == size * inner for (_, outer), (size, inner) in pairwise(sides))
     walk = sides[-1][1] if sides else 1
-    if slices_of(shape[0], k, m, window.over(shape[2:]), groups, dtype):
+    if slices_by_image(shape, m, window.over(shape[2:]), groups, dtype):
         return None
     if not joined or not shape[0] or not m or not k or k > products.SPAN or spots < _NARROW_MATRIX:
         return None
@@ -150,7 +150,7 @@ def _over(window: Window, shape: tuple[int, ...]) -> Correlation:
 def forward(x: Tensor, weight: Tensor, window: Window, groups: int) -> Tensor:
     """fp32 [images, channels out, *positions]."""
     over = _over(window, x.shape)
-    slices = slices_of(x.shape[0], weight.shape[1], weight.shape[0], over, groups, x.dtype)
+    slices = slices_by_image(x.shape, weight.shape[0], over, groups, x.dtype)
     if slices:
         return sliced_convolutions.forward(x, weight, over, slices)
     direct = _direct(x.device)
@@ -284,7 +284,7 @@ def _phase(grad: Tensor, turned: Tensor, phases: list[_Phase], groups: int) -> T
     window = Window(tuple(len(p.taps) for p in phases), ones, (0,) * dims, tuple(p.dilation for p in phases))
     starts = tuple(-phase.start for phase in phases)
     over = Correlation(window.kernel, starts, tuple(counts), ones, window.dilation)
-    slices = slices_of(grad.shape[0], turned.shape[2], turned.shape[1], over, groups, grad.dtype)
+    slices = slices_by_image(grad.shape, turned.shape[1], over, groups, grad.dtype)
     if slices:
         return sliced_convolutions.forward(grad, turned[0], over, slices)
     # a negative padding crops

@@ -9,6 +9,7 @@ in. Whether a convolution is computed so depends on shape and dtype alone (`slic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -19,6 +20,9 @@ from easyscale.numerics.kernels import primitives, products
 from easyscale.numerics.kernels.portable.products import largest_bits
 
 SLICED_CHANNELS = 64  # of input and of output: fewer do not fill what a tensor core takes at a time
+# Values of an image, which are scaled by the largest of them: with more, one outlier costs all others too many bits
+# (benchmarks/d2_accuracy.py).
+SLICED_VALUES = 2**21
 _COLUMNS_BYTES = 2**28  # of columns at a time
 
 
@@ -35,13 +39,20 @@ class Correlation:
 
 
 def slices_of(images: int, inner: int, out: int, over: Correlation, groups: int, dtype: torch.dtype) -> int:
-    """How many slices a correlation is computed by; 0: by FMA chains."""
+    """How many slices the gradient of the weights of a correlation is computed by; 0: by FMA chains."""
     if groups != 1 or len(over.kernel) != 2 or min(out, inner) < SLICED_CHANNELS:
         return 0
     depth, positions = inner * prod(over.kernel), images * prod(over.size)
     if out * positions * depth < products.SLICED_FROM or max(depth, positions) >= products.SLICED_MOST:
         return 0
     return products.SLICES if dtype is torch.float32 else products.SLICES_HALF
+
+
+def slices_by_image(shape: Sequence[int], out: int, over: Correlation, groups: int, dtype: torch.dtype) -> int:
+    """How many slices a correlation of images [images, channels, *positions] is computed by; 0: by FMA chains."""
+    if prod(shape[1:]) > SLICED_VALUES:
+        return 0
+    return slices_of(shape[0], shape[1], out, over, groups, dtype)
 
 
 def forward(x: Tensor, weight: Tensor, over: Correlation, slices: int) -> Tensor:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels import weights
 from easyscale.numerics.kernels.native.library import library
 from easyscale.numerics.kernels.native.rows import tree_sum
 
@@ -52,7 +53,23 @@ def _view_product() -> Callable[..., int]:
 @functools.cache
 def _sliced_product() -> Callable[..., int]:
     function = library().d2_sliced_product
-    function.argtypes = [_P, _I, _L, _L, _P, _P, _I, _L, _L, _P, _P, _L, _L, _L, _I, _I]
+    function.argtypes = [_P, _I, _L, _L, _P, _P, _P, _I, _L, _L, _P, _P, _P, _L, _L, _L, _I, _I]
+    function.restype = ctypes.c_int
+    return function
+
+
+@functools.cache
+def _cut_bytes() -> Callable[..., int]:
+    function = library().d2_cut_bytes
+    function.argtypes = [_I, _L, _L, _I]
+    function.restype = ctypes.c_long
+    return function
+
+
+@functools.cache
+def _cut() -> Callable[..., int]:
+    function = library().d2_cut
+    function.argtypes = [_I, _P, _I, _L, _L, _L, _L, _I, _P, _I]
     function.restype = ctypes.c_int
     return function
 
@@ -120,17 +137,42 @@ def view_product(a: Tensor, seen: Tensor, inner: int, block: int, span: int) -> 
 def sliced_product(
     a: Tensor, b: Tensor, slices: int, most_a: Tensor | None = None, most_b: Tensor | None = None
 ) -> Tensor:
-    """fp32 [M, N] from [M, K] and [K, N] of fp32, bf16 or fp16, any strides: exact integer products of slices."""
+    """fp32 [M, N] from [M, K] and [K, N] of fp32, bf16 or fp16, any strides: exact integer products of slices.
+
+    A weight is cut once for all ESTs of a global step, unless it is given what it is scaled by."""
     assert 1 <= slices <= 4, f"1 to 4 slices, not {slices}"
     rows, inner = a.shape
     columns = b.shape[1]
     out = torch.empty((rows, columns), dtype=torch.float32)
     most = [None if x is None else x.contiguous() for x in (most_a, most_b)]
     place_a, place_b = (None if x is None else x.data_ptr() for x in most)
+    cut_a = _kept(a, slices, of_b=False) if most_a is None else None
+    cut_b = _kept(b.t(), slices, of_b=True) if most_b is None else None
     failed = _sliced_product()(
-        a.data_ptr(), _CODES[a.dtype], *a.stride(), place_a, b.data_ptr(), _CODES[b.dtype], *b.stride(), place_b,
+        a.data_ptr(), _CODES[a.dtype], *a.stride(), place_a, None if cut_a is None else cut_a.data_ptr(),
+        b.data_ptr(), _CODES[b.dtype], *b.stride(), place_b, None if cut_b is None else cut_b.data_ptr(),
         out.data_ptr(), rows, columns, inner, slices, torch.get_num_threads(),
     )  # fmt: skip
     if failed:
-        raise MemoryError("no memory for the slices of a D2 matrix product")
+        raise MemoryError(_NO_MEMORY)
     return out
+
+
+_NO_MEMORY = "no memory for the slices of a D2 matrix product"
+
+
+def _kept(v: Tensor, slices: int, *, of_b: bool) -> Tensor | None:
+    """Slices of the rows of a weight, laid out for its side of a product. None: it is no weight."""
+    if not weights.keeps(v) or not v.numel():
+        return None
+
+    def make() -> Tensor:
+        (lines, inner), (line, step) = v.shape, v.stride()
+        into = torch.empty(_cut_bytes()(of_b, lines, inner, slices), dtype=torch.uint8)
+        assert into.data_ptr() % 64 == 0
+        place, threads = into.data_ptr(), torch.get_num_threads()
+        if _cut()(of_b, v.data_ptr(), _CODES[v.dtype], line, step, lines, inner, slices, place, threads):
+            raise MemoryError(_NO_MEMORY)
+        return into
+
+    return weights.cut(v, slices, f"native {'b' if of_b else 'a'}", make)

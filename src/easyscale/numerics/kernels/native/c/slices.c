@@ -2,12 +2,12 @@
 
    Whole numbers have no order of summation, so everything may be blocked and vectorized as is fast. Lines (rows of a,
    columns of b) are cut into slices once and laid into panels: four k of one line in one 32-bit word, the words of a
-   panel's lines side by side. The bytes of a are kept as q + 128, which makes them unsigned as the instruction for
-   bytes wants it (vpdpbusd); 128 times the sums of b's slices is taken off again at the end. */
+   panel's lines side by side. Where there are tiles of bytes, they multiply (slice_tiles.c). Else vectors do, whose
+   instruction for bytes (vpdpbusd) wants those of a unsigned. */
 #include <math.h>
 #include <stdlib.h>
 
-#include "pack.h"
+#include "slices.h"
 
 int d2_product(const void *, int, long, long, long, const void *, int, long, long, long, float *, long, long, long, long,
                int);
@@ -19,35 +19,29 @@ int d2_product(const void *, int, long, long, long, const void *, int, long, lon
 #endif
 #define BREADTH (2 * LANES) /* lines in a panel of b */
 #define CHUNK 1024          /* k at a time: sums in 32 bits stay below 2^15 * 2^10 * slices */
-#define MOST_SLICES 4       /* sums over up to 2^17 k of all slices fit into 63 bits */
+#define WIDEST BREADTH      /* lines of any panel */
 
 typedef int32_t words __attribute__((vector_size(LANES * 4)));
 
-/* Lines of one operand, sliced. Words of slice s, panel p at data + ((p * slices + s) * K4) * width. */
-typedef struct {
-    operand from;
-    long lines, width, panels, K, K4; /* K4: words along k, a multiple of CHUNK / 4 only in its last block */
-    int slices, offset;
-    const int32_t *most; /* bits of the value that each line is scaled by; NULL: of its largest */
-    uint32_t *data;
-    int *exponent; /* of each line; INT32_MIN where a value is not finite */
-    int64_t *sums; /* of each slice of each line, over k: [slices][panels * width] */
-} sliced;
+static const unit VECTORS = {.height = HEIGHT, .breadth = BREADTH, .words = 1, .offset = 128};
 
-#define NOT_FINITE INT32_MIN
+enum { BY_PAIRS_ALONE, BY_BYTES_TOO, BY_TILES_TOO };
+static int allowed = BY_TILES_TOO;
 
-INLINE long least(long a, long b) { return a < b ? a : b; }
+/* What may multiply slices: pairs of 16 bits only (0), bytes too (1), tiles of bytes too (2). What was cut before must
+   not be used after a change. */
+void d2_allow_slices_by(int most) { allowed = most; }
 
-static double power_of_two(long exponent) {
-    uint64_t bits = (uint64_t)(exponent + 1023) << 52;
-    double x;
-    memcpy(&x, &bits, 8);
-    return x;
+static const unit *best_unit(void) {
+    const unit *tiles = allowed >= BY_TILES_TOO ? d2_tiles() : NULL;
+    return tiles ? tiles : &VECTORS;
 }
+
+/* ------------------------------------------------------------------------------------------------------- cutting */
 
 /* Exponents of a panel's lines: the smallest e with |v| < 127/128 2^e. `scratch`: a packed block. */
 static void find_exponents(sliced *x, long first, long lines, float *scratch) {
-    uint32_t largest[BREADTH] = {0};
+    uint32_t largest[WIDEST] = {0};
     if (x->most)
         for (long i = 0; i < lines; i++) largest[i] = (uint32_t)x->most[first + i];
     else for (long k0 = 0; k0 < x->K; k0 += CHUNK) {
@@ -72,49 +66,146 @@ static void find_exponents(sliced *x, long first, long lines, float *scratch) {
     }
 }
 
+/* To the nearest whole number, ties to even: of values below 2^31. */
+INLINE words nearest(vec v) {
+#if LANES == 16
+    return (words)_mm512_cvtps_epi32((__m512)v);
+#elif LANES == 8
+    return (words)_mm256_cvtps_epi32((__m256)v);
+#else
+    words w;
+    for (int i = 0; i < LANES; i++) w[i] = (int32_t)lrintf(v[i]);
+    return w;
+#endif
+}
+
+/* What the lines of a panel are scaled by: 2^p = one * other, each a normal number. Products of a value by both are
+   exact, but for those that come out far below 1 and are rounded to 0 anyway. */
+typedef struct {
+    float one[WIDEST], other[WIDEST];
+    int32_t finite[WIDEST]; /* all bits, or none: such lines count as zeros */
+} scales;
+
+static void find_scales(scales *to, const sliced *x, long first) {
+    memset(to, 0, sizeof *to);
+    for (long i = 0; i < x->width; i++) {
+        if (x->exponent[first + i] == NOT_FINITE) continue;
+        long power = 8 * x->slices - 1 - x->exponent[first + i];
+        to->one[i] = (float)power_of_two(power / 2);
+        to->other[i] = (float)power_of_two(power - power / 2);
+        to->finite[i] = -1;
+    }
+}
+
+/* Digits to the base 256 of a vector of values, in the bytes of words: the lowest digit in the lowest byte. Half is
+   added to each digit but the uppermost, so that what is carried is right, and taken off in the byte alone. */
+INLINE words digits(vec v, const scales *by, long i, int32_t halves) {
+    words finite, whole;
+    memcpy(&finite, by->finite + i, sizeof finite);
+    vec kept = (vec)((words)v & finite);
+    whole = nearest(kept * vec_load(by->one + i) * vec_load(by->other + i));
+    return (words)((whole + halves) ^ halves);
+}
+
+/* Sums of the four bytes of each word, as the instruction for products of bytes gives them. */
+INLINE words sums_of_bytes(words w) { return (w << 24 >> 24) + (w << 16 >> 24) + (w << 8 >> 24) + (w >> 24); }
+
+/* The words of 16 k4 by 16 lines, of each slice, turned over: those of a line side by side. */
+static void store_by_lines(sliced *x, long panel, long k4, words block[MOST_SLICES][16]) {
+#if LANES == 16
+    for (int s = 0; s < x->slices; s++) {
+        vec square[LANES];
+        memcpy(square, block[s], sizeof square);
+        transpose(square);
+        memcpy(x->data + ((panel * x->slices + s) * x->K4 + k4) * x->width, square, sizeof square);
+    }
+#endif
+}
+
 /* Slices of one panel. */
 static void cut(sliced *x, long panel, float *scratch) {
-    const double round = 0x1.8p52; /* the low bits of x + round are rint(x) */
-    long first = panel * x->width, lines = least(x->lines - first, x->width), all = x->panels * x->width;
+    const unit *by = x->by;
+    const int slices = x->slices, turned = by->by_lines && !x->of_b;
+    const long width = x->width, first = panel * width, lines = least(x->lines - first, width), all = x->panels * width;
+    const int32_t halves = 0x808080 >> 8 * (MOST_SLICES - slices);
+    const int32_t flipped = by->offset && !x->of_b ? (int32_t)0x80808080 : 0;
+    const int summed = by->offset && x->of_b;
     find_exponents(x, first, lines, scratch);
-    double scale[BREADTH];
-    for (long i = 0; i < x->width; i++)
-        scale[i] = x->exponent[first + i] == NOT_FINITE ? 0 : power_of_two(8 * x->slices - 1 - x->exponent[first + i]);
-    uint32_t *to = x->data + panel * x->slices * x->K4 * x->width;
-    long width = x->width, slice = x->K4 * width;
-    for (int s = 0; s < x->slices; s++)
-        for (long i = 0; i < width; i++) x->sums[s * all + first + i] = 0;
+    scales scale;
+    find_scales(&scale, x, first);
+    int64_t *sums = x->sums + first;
+    for (int s = 0; s < slices; s++)
+        for (long i = 0; i < width; i++) sums[s * all + i] = 0;
+    words block[MOST_SLICES][16];
     for (long k0 = 0; k0 < x->K; k0 += CHUNK) {
-        long depth = least(x->K - k0, CHUNK);
+        long depth = least(x->K - k0, CHUNK), padded = (depth + 4 * by->words - 1) / (4 * by->words) * (4 * by->words);
         pack(scratch, moved(x->from, first, k0), lines, x->lines - first, width, depth);
-        for (long k = depth; k % 4; k++)
-            for (long i = 0; i < width; i++) scratch[k * width + i] = 0;
-        for (long k = 0; k < depth; k += 4, to += width) {
-            int64_t whole[4][BREADTH];
-            for (int t = 0; t < 4; t++)
-                for (long i = 0; i < width; i++) {
-                    double v = scale[i] == 0 ? 0 : (double)scratch[(k + t) * width + i] * scale[i];
-                    v += round;
-                    memcpy(&whole[t][i], &v, 8);
-                    whole[t][i] -= 0x4338000000000000; /* round itself: the whole number is left */
+        memset(scratch + depth * width, 0, (padded - depth) * width * sizeof(float));
+        for (long i = 0; i < width; i += LANES) {
+            long mine = least(width - i, LANES);
+            words some[MOST_SLICES] = {0};
+            for (long k = 0; k < padded; k += 4) {
+                words d[4];
+                for (int t = 0; t < 4; t++) d[t] = digits(vec_load(scratch + (k + t) * width + i), &scale, i, halves);
+                long k4 = (k0 + k) / 4;
+                for (int s = 0; s < slices; s++) {
+                    int low = 8 * (slices - 1 - s);
+                    words w = (d[0] >> low & 255) | (d[1] >> low & 255) << 8 | (d[2] >> low & 255) << 16 | d[3] >> low << 24;
+                    if (summed) some[s] += sums_of_bytes(w);
+                    w ^= flipped;
+                    if (turned) block[s][k4 % 16] = w;
+                    else memcpy(x->data + ((panel * slices + s) * x->K4 + k4) * width + i, &w, mine * sizeof(int32_t));
                 }
-            for (int s = x->slices - 1; s >= 0; s--) { /* digits to the base 256, the lowest first */
-                int64_t *sums = x->sums + s * all + first;
-                for (long i = 0; i < width; i++) {
-                    uint64_t word = 0;
-                    for (int t = 0; t < 4; t++) {
-                        int64_t above = (whole[t][i] + 128) >> 8;
-                        int64_t digit = s ? whole[t][i] - above * 256 : whole[t][i];
-                        sums[i] += digit;
-                        word |= (uint64_t)((digit + x->offset) & 255) << (8 * t);
-                        whole[t][i] = above;
-                    }
-                    to[s * slice + i] = (uint32_t)word;
-                }
+                if (turned && k4 % 16 == 15) store_by_lines(x, panel, k4 - 15, block);
             }
+            for (int s = 0; s < slices; s++)
+                for (long j = 0; j < mine; j++) sums[s * all + i + j] += some[s][j];
         }
     }
 }
+
+/* What the slices of so many lines take, and where they lie in it: words, then sums, then exponents. */
+static long lay_out(sliced *x, int of_b, long lines, long K, int slices, const unit *by, void *memory) {
+    long width = of_b ? by->breadth : by->height, panels = (lines + width - 1) / width, all = panels * width;
+    long K4 = ((K + 3) / 4 + by->words - 1) / by->words * by->words;
+    long data = (all * slices * K4 * 4 + 63) / 64 * 64, sums = all * slices * (long)sizeof(int64_t);
+    *x = (sliced){.by = by, .of_b = of_b, .lines = lines, .width = width, .panels = panels, .K = K, .K4 = K4,
+                  .slices = slices, .data = memory};
+    if (memory) {
+        x->sums = (int64_t *)((char *)memory + data);
+        x->exponent = (int *)((char *)x->sums + sums);
+    }
+    return (data + sums + all * (long)sizeof(int) + 63) / 64 * 64;
+}
+
+static int cut_all(sliced *x, int threads) {
+    int failed = 0;
+#pragma omp parallel for num_threads(threads) if (threads > 1 && x->lines * x->K > 100000) reduction(| : failed)
+    for (long panel = 0; panel < x->panels; panel++) {
+        float *scratch = aligned_alloc(64, (CHUNK + 4) * WIDEST * sizeof(float));
+        if (scratch) cut(x, panel, scratch);
+        else failed = 1;
+        free(scratch);
+    }
+    return failed;
+}
+
+/* Bytes of the slices of a factor; `of_b` says of which. */
+long d2_cut_bytes(int of_b, long lines, long K, int slices) {
+    sliced x;
+    return lay_out(&x, of_b, lines, K, slices, best_unit(), NULL);
+}
+
+/* Slices of a factor, to be kept and given to d2_sliced_product, into d2_cut_bytes aligned to 64. */
+int d2_cut(int of_b, const void *p, int dtype, long line, long k, long lines, long K, int slices, void *into,
+           int threads) {
+    sliced x;
+    lay_out(&x, of_b, lines, K, slices, best_unit(), into);
+    x.from = (operand){p, dtype, line, k};
+    return cut_all(&x, threads);
+}
+
+/* --------------------------------------------------------------------------------------- multiplying by vectors */
 
 /* sum[i][j] += bytes of a's line i times bytes of b's line j, over `depth` words: HEIGHT by two vectors. */
 typedef void tile_function(long depth, const uint32_t *a, const uint32_t *b, int32_t *sums);
@@ -162,7 +253,7 @@ TILE(tile_of_pairs, , BY_PAIRS)
 
 static tile_function *best_tile(void) {
 #if LANES == 16
-    if (__builtin_cpu_supports("avx512vnni")) return tile_of_bytes;
+    if (allowed >= BY_BYTES_TOO && __builtin_cpu_supports("avx512vnni")) return tile_of_bytes;
 #endif
     return tile_of_pairs;
 }
@@ -198,22 +289,14 @@ static void outputs(tile_function *f, const sliced *a, const sliced *b, long pan
         }
 }
 
-static int prepare(sliced *x, const void *p, int dtype, long line, long k, long lines, long width, long K, int slices,
-                   int offset, const int32_t *most) {
-    *x = (sliced){.from = {p, dtype, line, k}, .lines = lines, .width = width, .panels = (lines + width - 1) / width,
-                  .K = K, .K4 = (K + 3) / 4, .slices = slices, .offset = offset, .most = most};
-    size_t all = x->panels * width;
-    x->data = aligned_alloc(64, (all * slices * x->K4 * 4 + 63) / 64 * 64);
-    x->exponent = malloc(all * sizeof(int));
-    x->sums = malloc(all * slices * sizeof(int64_t));
-    return !x->data || !x->exponent || !x->sums;
+static void vector_outputs(const sliced *a, const sliced *b, float *out, long M, long N, int threads) {
+    tile_function *f = best_tile();
+#pragma omp parallel for collapse(2) num_threads(threads) if (threads > 1)
+    for (long panel_b = 0; panel_b < b->panels; panel_b++)
+        for (long panel_a = 0; panel_a < a->panels; panel_a++) outputs(f, a, b, panel_a, panel_b, out, M, N);
 }
 
-static void release(sliced *x) {
-    free(x->data);
-    free(x->exponent);
-    free(x->sums);
-}
+/* ----------------------------------------------------------------------------------------------------- products */
 
 static int any_not_finite(const sliced *x) {
     for (long i = 0; i < x->lines; i++)
@@ -221,42 +304,44 @@ static int any_not_finite(const sliced *x) {
     return 0;
 }
 
+/* A factor, cut here unless its slices were `kept`; *own is to be freed. */
+static int prepare(sliced *x, int of_b, operand from, long lines, long K, int slices, const int32_t *most,
+                   const void *kept, void **own, int threads) {
+    const unit *by = best_unit();
+    *own = NULL;
+    void *memory = (void *)kept;
+    if (!memory) memory = *own = aligned_alloc(64, lay_out(x, of_b, lines, K, slices, by, NULL));
+    if (!memory) return 1;
+    lay_out(x, of_b, lines, K, slices, by, memory);
+    x->from = from;
+    x->most = most;
+    return kept ? 0 : cut_all(x, threads);
+}
+
 /* `most_a`, `most_b`: bits of the values that rows and columns are scaled by, not below their largest; NULL: those.
-   Where one is given, what is not finite gives NaN instead of chains. */
-int d2_sliced_product(const void *a_p, int a_dtype, long a_sm, long a_sk, const int32_t *most_a, const void *b_p,
-                      int b_dtype, long b_sk, long b_sn, const int32_t *most_b, float *out, long M, long N, long K,
-                      int slices, int threads) {
+   Where one is given, what is not finite gives NaN instead of chains. `cut_a`, `cut_b`: what d2_cut gave, or NULL. */
+int d2_sliced_product(const void *a_p, int a_dtype, long a_sm, long a_sk, const int32_t *most_a, const void *cut_a,
+                      const void *b_p, int b_dtype, long b_sk, long b_sn, const int32_t *most_b, const void *cut_b,
+                      float *out, long M, long N, long K, int slices, int threads) {
     if (M * N == 0) return 0;
     if (K == 0) {
         memset(out, 0, M * N * sizeof(float));
         return 0;
     }
     if (slices < 1 || slices > MOST_SLICES) return 2;
-    int parallel = threads > 1 && (double)M * N * K >= 1e6;
-    sliced a = {0}, b = {0};
-    int failed = prepare(&a, a_p, a_dtype, a_sm, a_sk, M, HEIGHT, K, slices, 128, most_a) |
-                 prepare(&b, b_p, b_dtype, b_sn, b_sk, N, BREADTH, K, slices, 0, most_b);
-    if (!failed) {
-#pragma omp parallel for num_threads(threads) if (parallel) reduction(| : failed)
-        for (long panel = 0; panel < a.panels + b.panels; panel++) {
-            float *scratch = aligned_alloc(64, (CHUNK + 4) * BREADTH * sizeof(float));
-            if (!scratch) failed = 1;
-            else if (panel < a.panels) cut(&a, panel, scratch);
-            else cut(&b, panel - a.panels, scratch);
-            free(scratch);
-        }
-    }
+    if ((double)M * N * K < 1e6) threads = 1;
+    sliced a, b;
+    void *own_a, *own_b = NULL;
+    int failed = prepare(&a, 0, (operand){a_p, a_dtype, a_sm, a_sk}, M, K, slices, most_a, cut_a, &own_a, threads);
+    failed = failed ||
+             prepare(&b, 1, (operand){b_p, b_dtype, b_sn, b_sk}, N, K, slices, most_b, cut_b, &own_b, threads);
     if (!failed && (most_a || most_b))
         for (long i = 0; i < M * N; i++) out[i] = (float)NAN;
     else if (!failed && (any_not_finite(&a) || any_not_finite(&b)))
         failed = d2_product(a_p, a_dtype, 0, a_sm, a_sk, b_p, b_dtype, 0, b_sk, b_sn, out, 1, M, N, K, threads);
-    if (!failed) {
-        tile_function *f = best_tile();
-#pragma omp parallel for collapse(2) num_threads(threads) if (parallel)
-        for (long panel_b = 0; panel_b < b.panels; panel_b++)
-            for (long panel_a = 0; panel_a < a.panels; panel_a++) outputs(f, &a, &b, panel_a, panel_b, out, M, N);
-    }
-    release(&a);
-    release(&b);
+    if (!failed && a.by->by_lines) failed = d2_tile_outputs(&a, &b, out, M, N, threads);
+    else if (!failed) vector_outputs(&a, &b, out, M, N, threads);
+    free(own_a);
+    free(own_b);
     return failed;
 }
