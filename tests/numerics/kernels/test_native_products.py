@@ -5,20 +5,19 @@ Every test runs each library that this CPU can run, so all instruction sets are 
 
 import math
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from d2_chains import chain, chain_by_fractions, same, spread
 from easyscale.numerics.kernels.native import library, products
 from easyscale.numerics.kernels.native.rows import tree_sum as rows_of
 
 VARIANTS = {"AVX512": ["avx512", "avx2", "base"], "AVX2": ["avx2", "base"]}
 HERE = VARIANTS.get(torch.backends.cpu.get_cpu_capability(), ["base"])
-BOUND = [products._product, products._known_product, products._view_product, products._sliced_product]
+BOUND = [products._product, products._known_product, products._view_product]
 SHAPES = [
     (1, 1, 1, 70), (1, 1, 300, 40), (1, 2, 140, 33), (1, 4, 70, 17), (1, 3, 5, 700), (1, 37, 1, 50), (1, 200, 3, 20),
     (1, 14, 32, 16), (1, 15, 33, 17), (1, 29, 65, 321), (1, 64, 10, 80), (3, 17, 31, 1), (5, 30, 20, 24),
@@ -44,94 +43,6 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def same(x: Tensor, y: Tensor) -> bool:
-    """The same bits; any NaN is like any other."""
-    assert x.shape == y.shape
-    assert x.dtype == y.dtype == torch.float32
-    return bool(((x.view(torch.int32) == y.view(torch.int32)) | (x.isnan() & y.isnan())).all())
-
-
-def spread(*shape: int, seed: int) -> Tensor:
-    """Values of many magnitudes, so that every rounding counts."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator) * torch.randn(shape, generator=generator).mul(3).exp()
-
-
-# ---------------------------------------------------------------------------------------------- slow references
-
-
-def fp32(x: Fraction) -> float:
-    """The nearest fp32 value, ties to even; not for zero."""
-    exponent = math.frexp(float(x))[1] if abs(x) >= Fraction(2) ** -1000 else -1000
-    quantum = Fraction(2) ** max(exponent - 24, -149)
-    if abs(x) / quantum >= 2**24:  # float(x) was rounded down to a power of two, or up from one
-        quantum *= 2
-    value = float(round(x / quantum) * quantum)
-    return math.copysign(math.inf if abs(value) >= 2.0**128 else abs(value), float(1 if x > 0 else -1))
-
-
-def fused(a: float, b: float, c: float) -> float:
-    """fmaf by exact fractions."""
-    if not all(map(math.isfinite, (a, b, c))):
-        return a * b + c  # no rounding is left to be done: infinities and NaN
-    exact = Fraction(a) * Fraction(b) + Fraction(c)
-    if exact:
-        return fp32(exact)
-    negative = math.copysign(1, a) * math.copysign(1, b) < 0 and math.copysign(1, c) < 0
-    return -0.0 if negative and c == 0 else 0.0
-
-
-def chain_by_fractions(a: Tensor, b: Tensor) -> Tensor:
-    out = torch.zeros(a.shape[0], a.shape[1], b.shape[2])
-    for i, m, n in np.ndindex(*out.shape):
-        acc = 0.0
-        for x, y in zip(a[i, m].tolist(), b[i, :, n].tolist(), strict=True):
-            acc = fused(x, y, acc)
-        out[i, m, n] = acc
-    return out
-
-
-def chain(a: Tensor, b: Tensor) -> Tensor:
-    """The same by numpy: an exact product and a sum rounded to odd in fp64, then rounded to fp32."""
-    wide_a, wide_b = a.double().numpy(), b.double().numpy()
-    acc = np.zeros((a.shape[0], a.shape[1], b.shape[2]), np.float32)
-    with np.errstate(all="ignore"):
-        for k in range(a.shape[2]):
-            p, c = wide_a[:, :, k, None] * wide_b[:, k, None, :], acc.astype(np.float64)
-            s = p + c
-            t = s - p
-            lost = (p - (s - t)) + (c - t)
-            odd = np.where((s.view(np.int64) & 1) == 1, s, np.nextafter(s, np.where(lost > 0, np.inf, -np.inf)))
-            acc = np.where((lost > 0) | (lost < 0), odd, s).astype(np.float32)
-    return torch.from_numpy(acc)
-
-
-def slices_by_fractions(a: Tensor, b: Tensor, slices: int) -> Tensor:
-    """The definition of docs/numerics.md, word by word, for finite values."""
-
-    def cut(line: list[float]) -> tuple[list[list[int]], int]:
-        fraction, exponent = math.frexp(max(map(abs, line)))
-        exponent += fraction >= 127 / 128
-        whole = [round(Fraction(v) * Fraction(2) ** (8 * slices - 1 - exponent)) for v in line]
-        parts: list[list[int]] = []
-        for _ in range(slices - 1):
-            parts.append([(v + 128) % 256 - 128 for v in whole])
-            whole = [(v - q) // 256 for v, q in zip(whole, parts[-1], strict=True)]
-        return [whole, *reversed(parts)], exponent
-
-    out = torch.zeros(a.shape[0], b.shape[1])
-    for m in range(a.shape[0]):
-        for n in range(b.shape[1]):
-            (left, ea), (right, eb) = cut(a[m].tolist()), cut(b[:, n].tolist())
-            whole = 0
-            for g in range(slices):
-                group = sum(x * y for i in range(g + 1) for x, y in zip(left[i], right[g - i], strict=True))
-                whole = 256 * whole + group
-            result = Fraction(float(whole)) * Fraction(2) ** (ea + eb - 14 - 8 * (slices - 1))
-            out[m, n] = fp32(result) if result else 0.0
-    return out
 
 
 # ---------------------------------------------------------------------------------------------- the FMA chain
@@ -249,104 +160,6 @@ def test_other_ways_to_multiply_are_seen_to_differ() -> None:
     assert torch.allclose(out, unfused, rtol=1e-3, atol=1e-3 * float(out.abs().max()))
 
 
-# ---------------------------------------------------------------------------------------------- exact slices
-
-
-@pytest.mark.parametrize("slices", [1, 2, 3, 4])
-def test_slices_are_those_of_exact_fractions(variant: str, slices: int) -> None:
-    a, b = spread(5, 21, seed=20), spread(21, 6, seed=21)
-    a[1] *= 1e-37  # a row of subnormals
-    a[2] = 0
-    a[3] *= 1e30
-    b[:, 2] = 0.5  # all equal, and a power of two
-    b[:, 3] = torch.linspace(-127 / 128, 127 / 128, 21)  # as large as asks for another exponent
-    b[:, 4] = b[:, 3] * (1 - 2**-22)
-    assert same(products.sliced_product(a, b, slices), slices_by_fractions(a, b, slices))
-
-
-def test_slices_have_the_same_bits_for_any_layout_and_number_of_threads(variant: str) -> None:
-    chosen = products.sliced_product
-    for m, n, k, slices in [(1, 1, 5, 4), (13, 33, 2100, 3), (50, 70, 300, 4)]:
-        a, b = spread(m, k, seed=22), spread(k, n, seed=23)
-        expected = portable_slices(a, b, slices)
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            for left in (a, a.t().contiguous().t(), torch.stack([a, a], 2)[:, :, 0]):
-                assert same(chosen(left, b, slices), expected)
-                assert same(chosen(left, b.t().contiguous().t(), slices), expected)
-
-
-def portable_slices(a: Tensor, b: Tensor, slices: int) -> Tensor:
-    """The definition by numpy's int64 products, for finite values."""
-    parts, exponents = [], []
-    for lines in (a.double().numpy(), b.t().double().numpy()):
-        fraction, exponent = np.frexp(np.abs(lines).max(1))
-        exponent = exponent + (fraction >= 127 / 128)
-        whole = np.rint(np.ldexp(lines, (8 * slices - 1 - exponent)[:, None])).astype(np.int64)
-        cut = []
-        for _ in range(slices - 1):
-            cut.append((whole + 128) % 256 - 128)
-            whole = (whole - cut[-1]) // 256
-        parts.append([whole, *reversed(cut)])
-        exponents.append(exponent)
-    total = np.zeros((a.shape[0], b.shape[1]), np.int64)
-    for g in range(slices):
-        total = 256 * total + sum(parts[0][i] @ parts[1][g - i].T for i in range(g + 1))
-    power = exponents[0][:, None] + exponents[1] - 14 - 8 * (slices - 1)
-    return torch.from_numpy(np.ldexp(total.astype(np.float64), power).astype(np.float32))
-
-
-def test_sums_of_slices_do_not_overflow(variant: str) -> None:
-    """Digits of the largest size: -126, -128, -128, -128, and 127 with zeros."""
-    lowest, highest = -0x7E808080 / 2**31, 127 / 128 - 2.0**-24
-    for value in (lowest, highest, 0.99, 0.5):
-        a, b = torch.full((2, 300_000), value), torch.full((300_000, 3), lowest)
-        assert same(products.sliced_product(a, b, 4), portable_slices(a, b, 4))
-
-
-def test_lines_may_be_scaled_by_given_values(variant: str) -> None:
-    """In panels that are full and not, by one thread and two."""
-    for m, n, k in [(1, 1, 5), (30, 70, 1100)]:
-        a, b = spread(m, k, seed=28), spread(k, n, seed=29)
-        most_a, most_b = a.abs().amax(1) * 5, b.abs().amax(0) * 300
-        # one more step of k, of which the other factor has zeros, makes these the largest values
-        wide = torch.cat([a, most_a[:, None], torch.zeros(m, 1)], 1)
-        deep = torch.cat([b, torch.zeros(1, n), most_b[None]])
-        expected = portable_slices(wide, deep, 4)
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            given = most_a.view(torch.int32), most_b.view(torch.int32)
-            assert same(products.sliced_product(a, b, 4, *given), expected)
-            apart = torch.stack(given[:1] * 2, 1)[:, 0]  # not side by side in memory
-            assert same(products.sliced_product(a, b, 4, apart, given[1]), expected)
-    lost = most_a.clone()
-    lost[17] = math.nan
-    expected[17] = math.nan
-    assert same(products.sliced_product(a, b, 4, lost.view(torch.int32), given[1]), expected)
-
-
-def test_other_numbers_of_slices_are_refused(variant: str) -> None:
-    for slices in (0, 5):
-        with pytest.raises(AssertionError, match="1 to 4 slices"):
-            products.sliced_product(torch.ones(2, 3), torch.ones(3, 2), slices)
-
-
-def test_lines_that_are_not_finite_are_chains(variant: str) -> None:
-    a, b = spread(20, 50, seed=24), spread(50, 40, seed=25)
-    expected = products.sliced_product(a, b, 3)
-    a[4, 7], b[9, 30] = math.inf, math.nan
-    out = products.sliced_product(a, b, 3)
-    by_chain = chain(a[None], b[None])[0]
-    expected[4], expected[:, 30] = by_chain[4], by_chain[:, 30]
-    assert same(out, expected)
-
-
-def test_short_types_and_empty_sums_are_sliced_too(variant: str) -> None:
-    a, b = spread(7, 30, seed=26).bfloat16(), spread(30, 9, seed=27).half()
-    assert same(products.sliced_product(a, b, 3), portable_slices(a, b, 3))
-    assert same(products.sliced_product(torch.ones(2, 0), torch.ones(0, 3), 3), torch.zeros(2, 3))
-
-
 # ---------------------------------------------------------------------------------------------- blocks, and views
 
 
@@ -355,8 +168,8 @@ def in_blocks(a: Tensor, b: Tensor, block: int) -> Tensor:
     cuts = range(0, a.shape[2], block)
     chains = [products.product(a[:, :, cut : cut + block], b[:, cut : cut + block]) for cut in cuts]
     total = chains[0]
-    for chain in chains[1:]:
-        total = total + chain
+    for each in chains[1:]:
+        total = total + each
     return total
 
 
