@@ -333,7 +333,7 @@ def main() -> None:
     result: Row = json.loads(path.read_text()) if path.exists() else {}
     result["about"] = {
         "torch": torch.__version__, "capability": torch.backends.cpu.get_cpu_capability(), "block": products.BLOCK,
-        "definition": install.DEFINITION, "draws": DRAWS,
+        "version": install.DEFINITION, "draws": DRAWS,
     }  # fmt: skip
     for part in options.only.split(","):
         torch.manual_seed(0)

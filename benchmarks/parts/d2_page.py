@@ -14,9 +14,8 @@ PRODUCTS_OF = ("forward", "input", "weight")
 CASES = ("usual", "outliers")
 
 ABOUT = """At D2 every operator is a fixed sequence of IEEE operations, the same on every device
-([numerics](numerics.md)). This is what it costs beside the vendors' kernels, and how accurate it is.
-
-All figures are of version 2 of the definitions."""
+([numerics](numerics.md)). This is what it costs beside the vendors' kernels, and how accurate it is. Definitions have
+versions, which their bits depend on: each part says of which its figures are."""
 
 RATIOS = """One thread, `python benchmarks/d2.py`. Stock is as in a D1 job. Both take turns in one process; a ratio is
 the median over the rounds of D2's processor time against stock's: 2 is twice as long. Others used the machine at the
@@ -63,8 +62,8 @@ models before in the same process: its ratios say less than they seem to.
 **What came after these runs** and was not measured yet: attention keeps no scores for the backward
 ([0021](design/0021-attention.md)); slices of convolutions take at most 128 MiB at a time
 ([0020](design/0020-slices-on-tensor-cores.md)): counted on the meta device (`benchmarks/gpu/d2_memory.py`), a step of
-VGG19 then takes 1.05 times the memory of stock's, one of ResNet50 1.04 times; and Python takes less time to launch a
-step."""
+VGG19 then takes 1.05 times the memory of stock's, one of ResNet50 1.04 times; Python takes less time to launch a step;
+and since version 3 convolutions of images of more than 2^21 values, VGG19's second layer among them, are chains."""
 
 NO_GPU = """Not measured yet on a GPU: `python benchmarks/gpu/d2.py` on a machine with one writes
 `benchmarks/results/d2-gpu.json`, and this section then shows it."""
@@ -94,10 +93,15 @@ def section(cpu: Row, accuracy: Row, curves: Row, gpu: Any) -> str:
 # ---------------------------------------------------------------------------------------------- on the CPU
 
 
+def of_version(about: Row) -> str:
+    return f"Version {about['version']} of the definitions."
+
+
 def cpu_tables(found: Row) -> str:
     about = found["about"]
     words = RATIOS.format(load=f"of up to {max(about['load'].values()):.0f} on {about['cores']} cores")
-    parts = [f"### D2 on a CPU: {about['device']}, {about['capability']}, torch {about['torch']}\n", words + "\n"]
+    title = f"### D2 on a CPU: {about['device']}, {about['capability']}, torch {about['torch']}\n"
+    parts = [title, f"{words} {of_version(about)}\n"]
     if rows := found.get("products"):
         head = ["product", "against MKL", "least to most", "against oneDNN", *ERRORS]
         lines = [
@@ -135,7 +139,7 @@ def short(error: float) -> str:
 
 def accuracy_tables(found: Row) -> str:
     about = found["about"]
-    parts = ["### Accuracy of D2\n", ACCURACY.format(**about) + "\n"]
+    parts = ["### Accuracy of D2\n", f"{ACCURACY.format(**about)} {of_version(about)}\n"]
     if rows := found.get("numbers"):
         depths = list(dict.fromkeys(row["k"] for row in rows))
         lines = []
@@ -217,7 +221,7 @@ def curve_table(found: Row) -> str:
         lines.append([*cells, "never" if apart is None else apart])
     half = about["steps"] // 2
     head = ["model", "first 50: D1 / D2", f"around {half}", "last 50", "first step apart by 0.1%"]
-    words = CURVES.format(**about)
+    words = f"{CURVES.format(**about)} {of_version(about)}"
     picture = "![Loss of each model at D1 and D2](img/bench-d2-curves.svg)"
     return f"### Loss curves at D1 and D2\n\n{words}\n\n{picture}\n\n{table(head, lines)}"
 
@@ -266,7 +270,8 @@ def gpu_tables(found: Any) -> str:
     about = found.get("about", {}) if isinstance(found, dict) else {}
     named = found if isinstance(found, dict) else {"results": found}
     device = ", ".join(str(about[key]) for key in ("device", "torch") if key in about)
-    parts = [f"### D2 on a GPU{f': {device}' if device else ''}\n", f"{GPU}\n"]
+    words = f"{of_version(about)}\n\n{GPU}" if "version" in about else GPU
+    parts = [f"### D2 on a GPU{f': {device}' if device else ''}\n", f"{words}\n"]
     for name, rows in named.items():
         if isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
             keys = list(dict.fromkeys(key for row in rows for key in row))
