@@ -80,6 +80,17 @@ def cnn() -> nn.Module:
     )  # fmt: skip
 
 
+class Within(nn.Module):
+    """A module as people write them: torch compiles it in place, and leaves a Sequential alone."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
 class PartlyUnused(nn.Module):
     """A parameter that nobody uses."""
 

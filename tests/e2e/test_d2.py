@@ -26,7 +26,7 @@ from easyscale.backends.local import LocalLauncher, worker_environment
 from easyscale.core.spec import Target, WorkerSpec
 from elasticity import Run, run_with_master
 from faults.cases import Noisy
-from workloads import CNN, with_easyscale
+from workloads import CNN, Within, with_easyscale
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def compiled() -> nn.Module:
     from torch._dynamo import trace_rules
 
     trace_rules.add("easyscale.numerics")
-    model = CNN.model()
+    model = Within(CNN.model())
     model.compile(backend="aot_eager")
     return model
 

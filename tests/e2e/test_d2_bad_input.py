@@ -20,7 +20,7 @@ from e2e.d2_odd import Around, job, ordinary, refused, told
 from easyscale.numerics.kernels import install  # noqa: F401  the same
 from elasticity import run_with_master
 from faults.judge import Marks
-from workloads import CNN, MLP, cnn, mlp, with_easyscale
+from workloads import CNN, MLP, Within, cnn, mlp, with_easyscale
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +171,7 @@ def test_torch_compile_runs_its_graphs_by_d2_s_operators_and_says_so_once() -> N
     """With two ESTs: the compiler changes the order in which gradients come, and only two summands do not mind."""
 
     def compiled() -> nn.Module:
-        model = cnn()
+        model = Within(cnn())
         model.compile()
         return model
 
@@ -179,7 +179,7 @@ def test_torch_compile_runs_its_graphs_by_d2_s_operators_and_says_so_once() -> N
         warnings.simplefilter("ignore", DeprecationWarning)  # torch imports its own TorchScript there
         importlib.import_module("torch._inductor.compile_fx")
 
-    eager = run_job(with_easyscale(CNN), (2,), determinism="D2")
+    eager = run_job(with_easyscale(replace(CNN, model=lambda: Within(cnn()))), (2,), determinism="D2")
     result = run_job(with_easyscale(replace(CNN, model=compiled)), (2,), determinism="D2")
     assert [text[:45] for text in told(result)] == ["torch.compile uses the backend aot_eager inst"]
     assert result["fingerprint"] == eager["fingerprint"]
