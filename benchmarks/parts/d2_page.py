@@ -18,14 +18,15 @@ ABOUT = """At D2 every operator is a fixed sequence of IEEE operations, the same
 versions, which their bits depend on: each part says of which its figures are."""
 
 RATIOS = """One thread, `python benchmarks/d2.py`. Stock is as in a D1 job. Both take turns in one process; a ratio is
-the median over the rounds of D2's processor time against stock's: 2 is twice as long. Others used the machine at the
-same time (load {load}), which slows wide vectors and whatever waits for memory more than the rest: read the ratios
-within some tenths. Errors are against fp64, relative to the largest element, the root of the mean square; `backward` is
-the largest of the gradients' errors."""
+the median over the rounds of D2's processor time against stock's: 2 is twice as long. The load was at most {load},
+of which this run is 1: others slow wide vectors and whatever waits for memory more than the rest. Errors are against
+fp64, relative to the largest element, the root of the mean square; `backward` is the largest of the
+gradients' errors."""
 
 PRODUCTS = """`torch.mm` is MKL's; beside it oneDNN's product of the same matrices. Bar: at least 0.5 of MKL's speed,
-that is a ratio of at most 2. The smallest product is the cost of a call from Python. The largest is by
-exact slices: they are made for the integer units of GPUs, and the form may not depend on the device."""
+that is a ratio of at most 2. MKL takes less than oneDNN does out of some processors (AMD's): where it is the slower of
+the two, oneDNN's column says more. The smallest product is the cost of a call from Python. The largest is by exact
+slices: they are made for the integer units of GPUs, and the form may not depend on the device."""
 
 STEPS = "Forward, loss, backward and AdamW of the test models. Bar: at most 2.5 times D1."
 
@@ -99,7 +100,7 @@ def of_version(about: Row) -> str:
 
 def cpu_tables(found: Row) -> str:
     about = found["about"]
-    words = RATIOS.format(load=f"of up to {max(about['load'].values()):.0f} on {about['cores']} cores")
+    words = RATIOS.format(load=f"{max(about['load'].values()):.1f} on {about['cores']} cores")
     title = f"### D2 on a CPU: {about['device']}, {about['capability']}, torch {about['torch']}\n"
     parts = [title, f"{words} {of_version(about)}\n"]
     if rows := found.get("products"):

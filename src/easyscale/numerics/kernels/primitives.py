@@ -21,22 +21,29 @@ from easyscale.numerics.kernels import gpu, native, portable
 from easyscale.numerics.kernels.formulas import SINGLE
 
 _portable_only = False
+_chosen: dict[torch.device, ModuleType] = {}  # every call of a form asks
 
 
 def use_portable(on: bool) -> None:
     """Run everything by torch operators, as where no compiler was there. For comparing the two."""
     global _portable_only
     _portable_only = on
+    _chosen.clear()
 
 
 def implementation(device: torch.device) -> ModuleType:
     """The module that computes on this device."""
-    if not _portable_only:
-        if device.type == "cpu" and native.available():
-            return native
-        if device.type == "cuda" and gpu.available():
-            return gpu
-    return portable
+    return _chosen.get(device) or _choose(device)
+
+
+def _choose(device: torch.device) -> ModuleType:
+    chosen: ModuleType = portable
+    if device.type == "cpu" and not _portable_only and native.available():
+        chosen = native
+    elif device.type == "cuda" and not _portable_only and gpu.available():
+        chosen = gpu
+    _chosen[device] = chosen
+    return chosen
 
 
 def product(a: Tensor, b: Tensor, block: int = 0) -> Tensor:

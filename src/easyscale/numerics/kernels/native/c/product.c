@@ -160,6 +160,8 @@ int d2_block_product(const void *a_p, int a_dtype, long a_sb, long a_sm, long a_
     double work = (double)B * M * N * K;
     if (threads > work / 5e5) threads = work < 1e6 ? 1 : (int)(work / 5e5);
     long parts = B >= threads ? 1 : (threads + B - 1) / B;
+    if (B == 1 && parts == 1 && M * N > 1) /* not even a region of one thread: a small product takes as long as that */
+        return rectangle(a, b, out, c_row, c_column, M, N, K, block);
     long rows = parts_of_rows(M, N, parts), columns = parts / rows;
     long height = up_to((M + rows - 1) / rows, ROWS), breadth = up_to((N + columns - 1) / columns, LANES);
     int failed = 0;
