@@ -41,6 +41,7 @@ class Kernel:
 @pytest.fixture
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_stream", lambda device: 5)
+    monkeypatch.setattr(launching, "_current", lambda: -1)  # a torch with CUDA would look for a driver
     monkeypatch.setattr(launching.inspect, "isbuiltin", lambda function: True)
 
 
