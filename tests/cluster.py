@@ -7,6 +7,7 @@ tests/e2e/test_command.py.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -140,6 +141,7 @@ def _fork(bodies: Sequence[Callable[[], Result]]) -> list[Result]:
 
 def _child(body: Callable[[], Result], writer: int) -> None:
     try:
+        gc.freeze()  # a collection would write to every object of pytest's, and so copy its memory
         torch.set_num_threads(1)
         outcome = body()
     except EasyScaleError as problem:

@@ -9,6 +9,7 @@ from which the start is counted. CUDA must not have been touched here, and is no
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
@@ -38,6 +39,7 @@ class Nursery:
         self._selector.register(channel, selectors.EVENT_READ, None)
 
     def serve(self) -> None:
+        gc.freeze()  # workers share what was imported: their collectors would write to it, and so copy it
         while True:
             for key, _ in self._selector.select():
                 if key.data is not None:
