@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -111,9 +112,11 @@ class Machine:
     capability: str
     onednn: str
     threads: int
+    glibc: str = ""
 
     def give(self, environment: Mapping[str, str], spec: WorkerSpec) -> dict[str, str]:
         limits = {"ATEN_CPU_CAPABILITY": self.capability, "ONEDNN_MAX_CPU_ISA": self.onednn, "PYTHONPATH": str(TESTS)}
+        limits["GLIBC_TUNABLES"] = self.glibc
         return {**worker_environment(environment, replace(spec, threads=self.threads)), **limits}
 
 
@@ -192,6 +195,17 @@ def test_a_checkpoint_moves_to_another_type(begun: Callable[[str], Begun]) -> No
     assert done.state.steps == 8
     assert sorted(done.state.losses) == [3, 4, 5, 6, 7]
     assert done.fingerprint == there.fingerprint
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc" or platform.machine() != "x86_64", reason="glibc's, of x86")
+def test_a_machine_whose_c_library_rounds_otherwise_is_refused() -> None:
+    """No operator of torch computes Adam's beta ** step, or a learning rate."""
+    without_fma = replace(NEW, glibc="glibc.cpu.hwcaps=-FMA,-AVX2,-FMA_Usable,-AVX2_Usable")
+    done = run_on((NEW, without_fma), (2, 2), "D2")
+    assert done.exit_code != 0
+    assert "Level D2 cannot be kept between worker 1 and worker 0" in done.text
+    assert "digest of the C library's pow, exp, log, cos and sin is" in done.text
+    assert "Traceback" not in done.text
 
 
 def test_below_d2_an_older_cpu_has_other_bits() -> None:

@@ -5,7 +5,8 @@ names what the level forbids to differ. A job compares records between its worke
 checkpoint on every resume.
 
 At D2 the operators have the same bits on every device type, torch version, instruction set and thread count, so none of
-these is compared: only what defines the job (level, ESTs, seed, order of sums) and the version of D2's definitions.
+these is compared: only what defines the job (level, ESTs, seed, order of sums), the version of D2's definitions, and
+what the C library makes of Python's own floats, which no operator computes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy
 import torch
 
 from easyscale.core.spec import Level
+from easyscale.numerics import libm
 
 # Kept in the record for people; other values cannot change the bits of a run.
 _INFORMATION = {"python", "numpy", "split"}
@@ -27,9 +29,10 @@ _WORDS = {
     "ests": "number of ESTs", "torch": "torch version", "device": "device type", "threads": "intra-op threads",
     "cuda": "CUDA version", "cudnn": "cuDNN version", "level": "determinism level", "reduction": "reduction order",
     "capability": "CPU instruction set", "split": "split of ESTs over workers", "d2": "version of the D2 definitions",
+    "libm": "digest of the C library's pow, exp, log, cos and sin",
 }  # fmt: skip
 # All that must agree at D2, and between D2 and another level: the rest of the record is kept for people.
-_AT_D2 = {"level", "ests", "seed", "reduction", "d2"}
+_AT_D2 = {"level", "ests", "seed", "reduction", "d2", "libm"}
 
 
 def apply_level(level: Level, threads: int) -> None:
@@ -90,6 +93,7 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         },
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if device.type == "cuda" else None,
+        "libm": libm.digest(),
         "flags": flags(),
     }
 

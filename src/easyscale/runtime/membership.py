@@ -109,9 +109,10 @@ def own_record(spec: WorkerSpec, settings: ScriptSettings, device: torch.device)
 
 
 _CORRECTION = {
-    "D1": "use the same torch, device type, flags and --threads as the job began with, or start a new job.",
+    "D1": "use the same torch, device type, C library, flags and --threads as the job began with, or start a new job.",
     "D2": "use --determinism D2 with the --ests, seed and reduction that the job began with, and an EasyScale with the "
-    "same D2 definitions; device type, torch version and --threads are free.",
+    "same D2 definitions, where the C library computes alike (glibc on processors with FMA does); device type, torch "
+    "version and --threads are free.",
 }
 
 
