@@ -439,7 +439,7 @@ def logspace(start: Number, end: Number, steps: int, base: float = 10.0, *, out:
 
 @form("round.decimals")
 def round_decimals(self: Tensor, *, decimals: int) -> Tensor:
-    factor = torch.full((), 10.0 ** abs(decimals), dtype=torch.float64, device=self.device)
+    factor = torch.full((), float(10 ** abs(decimals)), dtype=torch.float64, device=self.device)
     x = self.double()
     made = (x * factor).round() / factor if decimals >= 0 else (x / factor).round() * factor
     return (made.float() if self.dtype in _HALVES else made).to(self.dtype)

@@ -25,6 +25,9 @@ _LOGARITHM = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _FIRST = (-1 / 12, 1 / 120, -1 / 252, 1 / 240, -1 / 132, 691 / 32760)
 _SECOND = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730)
 
+# Of the logarithm of 2 pi: written out, since C libraries need not agree on it.
+_HALF_LOG_TWO_PI = float.fromhex("0x1.d67f1c864beb4p-1")
+
 
 def _log(x: Tensor) -> Tensor:
     return evaluate("log", [x], dtype=torch.float64)
@@ -56,7 +59,7 @@ def _lgamma_above(z: Tensor) -> Tensor:
         product = product * (z + step)
     inverse = w.reciprocal()
     series = _series(_LOGARITHM, inverse * inverse) * inverse
-    whole = ((w - 0.5) * _log(w) - w) + (0.5 * math.log(2 * math.pi) + series)
+    whole = ((w - 0.5) * _log(w) - w) + (_HALF_LOG_TWO_PI + series)
     return torch.where(low, whole - _log(torch.where(low, product, 1.0)), whole)
 
 
