@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,25 +123,32 @@ def test_a_loader_process_is_killed(name: str, worker: int) -> None:
 # ---------------------------------------------------------------------------------------- everybody
 
 
-def all_die(split: tuple[int, ...], step: int, checkpoint: Path | None = None) -> list[Strike]:
-    """When the checkpoint is there, and the master has heard of all steps."""
+def all_die(workers: Sequence[int], step: int, checkpoint: Path | None = None) -> list[Strike]:
+    """When the checkpoint is there, the master has heard of all steps, and all of them have come so far: those who had
+    not would go on in the place of the first dead."""
+    come = Marks()
 
-    def die() -> None:
-        from easyscale.runtime import api
+    def dies(worker: int) -> Callable[[], None]:
+        def die() -> None:
+            from easyscale.runtime import api
 
-        if checkpoint is not None:
-            wait_until(checkpoint.exists)
-        line = api.engine().line
-        assert line is not None
-        line.flush(10.0)
-        kill()
+            if checkpoint is not None:
+                wait_until(checkpoint.exists)
+            line = api.engine().line
+            assert line is not None
+            line.flush(10.0)
+            come.raise_(worker)
+            wait_until(lambda: all(come[other] for other in workers))
+            kill()
 
-    return [Strike(worker=w, place=R + "turns:Turns.before_forward", step=step, action=die) for w in range(len(split))]
+        return die
+
+    return [Strike(worker=w, place=R + "turns:Turns.before_forward", step=step, action=dies(w)) for w in workers]
 
 
 @pytest.mark.parametrize("split", [(4,), (2, 2), (1, 1, 1, 1)], ids=["4", "2+2", "1+1+1+1"])
 def test_all_die_and_the_job_goes_on_from_its_checkpoint(tmp_path: Path, split: tuple[int, ...]) -> None:
-    strikes = all_die(split, 5, tmp_path / "step-0000000004")
+    strikes = all_die(range(len(split)), 5, tmp_path / "step-0000000004")
     outcome = run(
         "pictures", split, strikes, limits=Limits(max_restarts=1), checkpoint_dir=str(tmp_path), checkpoint_every=2
     )
@@ -154,7 +161,7 @@ def test_all_die_and_the_job_goes_on_from_its_checkpoint(tmp_path: Path, split: 
 
 
 def test_all_die_before_the_first_checkpoint(tmp_path: Path) -> None:
-    strikes = all_die((2, 2), 1)
+    strikes = all_die(range(2), 1)
     outcome = run("pictures", (2, 2), strikes, limits=Limits(max_restarts=1), checkpoint_dir=str(tmp_path))
     assert outcome.run.exit_code == 0, outcome.run.text
     assert differences(outcome, stock("pictures", 4)) == []
@@ -162,7 +169,7 @@ def test_all_die_before_the_first_checkpoint(tmp_path: Path) -> None:
 
 
 def test_all_die_and_nothing_is_said_about_restarts() -> None:
-    strikes = all_die((2, 2), 5)
+    strikes = all_die(range(2), 5)
     done = run("pictures", (2, 2), strikes).run
     assert all(strike.happened for strike in strikes)
     assert done.exit_code == 128 + signal.SIGKILL
@@ -172,7 +179,7 @@ def test_all_die_and_nothing_is_said_about_restarts() -> None:
 
 def test_a_loss_and_then_all_the_others(tmp_path: Path) -> None:
     """One dies alone, its ESTs go on; then the rest, with the adopted ones in the checkpoint."""
-    first, _, last = all_die((1, 1, 2), 6, tmp_path / "step-0000000004")
+    first, last = all_die((0, 2), 6, tmp_path / "step-0000000004")
     strikes = [Strike(worker=1, place="torch.optim:SGD.step", step=2), first, last]
     outcome = run(
         "pictures", (1, 1, 2), strikes, limits=Limits(max_restarts=1, workers=(1, 3)), checkpoint_dir=str(tmp_path),

@@ -65,8 +65,12 @@ class Away:
         os.waitpid(self._master, 0)
 
     def _surround(self, _spec: WorkerSpec) -> None:
+        from easyscale.runtime import api
+
         def around(original: Any) -> Any:
             def forward(*args: Any) -> Any:
+                if step_here() == 1:  # what was logged at step 0 is the first master's: it lives until all got here
+                    api.engine().line.flush(10.0)
                 while self.marks[STEP] < step_here():
                     self.marks.raise_(STEP)
                 if step_here() == 2:
