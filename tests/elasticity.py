@@ -7,7 +7,6 @@ torch is imported already. A `Fault` is put into a worker from outside, by wrapp
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import os
 import signal
@@ -76,7 +75,6 @@ class ForkedLauncher:
 
     def _become_worker(self, spec: WorkerSpec, out: Path, err: Path) -> None:
         code = 1
-        gc.freeze()  # a collection would write to every object of pytest's, and so copy its memory
         try:
             os.setsid()
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

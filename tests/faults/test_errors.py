@@ -115,7 +115,7 @@ def kill_a_child() -> None:
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("name", ["loader processes", "lasting loader processes", "a stream from processes"])
 def test_a_loader_process_is_killed(name: str, worker: int) -> None:
-    strike = Strike(worker=worker, place=R + "data.feed:Feed.next", step=2, action=kill_a_child)
+    strike = Strike(worker=worker, place=R + "data.feed:Feed.next", step=1, action=kill_a_child)
     outcome = survive(name, (2, 2), [strike], lost=0)
     assert outcome.run.happened("loader-restarted")
 
