@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from easyscale.numerics.kernels import native, portable, primitives
 from easyscale.numerics.kernels.native import library
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -136,3 +137,15 @@ def test_a_build_with_a_compiler_makes_a_wheel_of_this_platform(hatch_build: Mod
     assert data["pure_python"] is False
     assert str(data["tag"]).startswith("py3-none-")
     assert f"/{hatch_build.NATIVE.as_posix()}/_d2_base.so" in data["artifacts"]  # type: ignore[operator]
+
+
+def test_what_computes_is_chosen_anew_when_torch_operators_are_asked_for() -> None:
+    """Else every comparison of the two would be one of a thing with itself."""
+    device = torch.device("cpu")
+    assert primitives.implementation(device) is native
+    try:
+        primitives.use_portable(True)
+        assert primitives.implementation(device) is portable
+    finally:
+        primitives.use_portable(False)
+    assert primitives.implementation(device) is native

@@ -293,14 +293,11 @@ def _one_infinity() -> None:
 
 def _convolutions_in_parts() -> None:
     """Places of a weight gradient in parts, loads of a convolution joined in 64 bits now and then."""
-    small = Tile(32, 32, 32, 4, 2)
-    for tile, settings in (
-        (TILES[-1], IN_PARTS), (small, {"MOST_STEPS": 64}),
-        (TILES[-1], {**IN_PARTS, "LEAST_STEPS": 128, "MOST_STEPS": 192}),
-    ):  # fmt: skip
-        with tuned(tile, **settings):
-            _all_three((2, 70, 33, 9, 8, 3, 1, 1, 1))
-            _all_three((2, 5, 40, 12, 11, 3, 1, 1, 2))
+    for tile in (TILES[-1], Tile(32, 32, 32, 4, 2)):
+        for settings in (IN_PARTS, {"MOST_STEPS": 64}, {**IN_PARTS, "LEAST_STEPS": 128, "MOST_STEPS": 192}):
+            with tuned(tile, **settings):
+                _all_three((2, 70, 33, 9, 8, 3, 1, 1, 1))
+                _all_three((2, 5, 40, 12, 11, 3, 1, 1, 2))
     with tuned(TILES[-1], **IN_PARTS):
         found = sliced_convolutions._divided(40, 5, 9, 700, TILES[-1], torch.device("cpu"))
         assert found[0] == 6, "and there were parts"
