@@ -90,8 +90,8 @@ for _name, _function in _MISSING.items():
 from benchmarks.gpu.d2_models import ALL  # noqa: E402
 from benchmarks.gpu.d2_steps import Step, placed, trainer  # noqa: E402
 
-from easyscale.numerics.kernels import gpu, install, native, primitives, updates  # noqa: E402
-from easyscale.numerics.kernels.gpu import channels, launch, products, rows, slices, views  # noqa: E402
+from easyscale.numerics.kernels import attention, gpu, install, native, primitives, updates  # noqa: E402
+from easyscale.numerics.kernels.gpu import channels, launch, products, replay, rows, slices, views  # noqa: E402
 from easyscale.numerics.kernels.switches import SWITCHES  # noqa: E402
 
 NAMES = ("bert", "electra", "swin", "shufflenetv2", "neumf", "gpt")
@@ -121,8 +121,12 @@ def meta_is_cuda(launched: Callable[..., Any] = run, wrap: Callable[[str, Any], 
             ours = function if wrap is None else wrap(name, function)
             library.m.impl(name, "Meta", ours, False)  # `library.impl` refuses what stock takes apart
         library.impl("dropout", _dropout, "CompositeImplicitAutograd")
-        for name, function in install.COMPOSITES.items():
+        for name, function in {**install.COMPOSITES, **attention.COMPOSITES}.items():
             library.impl(name, function, "CompositeImplicitAutograd")
+        ours_too = torch.library.Library("easyscale", "IMPL")
+        stack.callback(ours_too._destroy)
+        for name, function in (("attention", attention.attention), ("attention_backward", attention.attention_backward)):
+            ours_too.m.impl(name, "Meta", function if wrap is None else wrap(name, function), False)
         stack.callback(library._destroy)
         for switch, value in zip(SWITCHES, before, strict=True):
             switch.set(switch.wanted)
@@ -139,6 +143,7 @@ def meta_is_cuda(launched: Callable[..., Any] = run, wrap: Callable[[str, Any], 
         for place, name, value in (
             (launch, "_first", first), (launch, "_known", {}), (primitives, "implementation", implementation),
             *((place, "processors", lambda device: PROCESSORS) for place in (channels, products, rows, slices, views)),
+            (attention, "DEVICES", {"cuda", "meta"}), (torch, "is_autocast_enabled", lambda *_device: False),
             (torch.nn.utils.clip_grad, "_has_foreach_support", lambda tensors, device: True),  # as on CUDA
             (slices, "tile_for", lambda device: slices.TILES[0]),
         ):  # fmt: skip
@@ -146,6 +151,8 @@ def meta_is_cuda(launched: Callable[..., Any] = run, wrap: Callable[[str, Any], 
         for kept in _plans():
             kept.cache_clear()
             stack.callback(kept.cache_clear)
+        replay.forget()
+        stack.callback(replay.forget)
         stack.callback(updates.join())
         yield
 

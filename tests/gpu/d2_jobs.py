@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "src")]
 SCRIPT = ROOT / "benchmarks" / "zoo" / "train.py"
 MODEL = ("--model", "neumf", "--size", "small", "--steps", "12")
 SECONDS = 540
+AT_ONCE = 4  # jobs
 PATIENCE = 240.0  # of a worker with another: on a fresh machine the first step on a GPU compiles all its kernels
 
 
@@ -52,11 +54,15 @@ def plans(gpu: str) -> dict[str, str]:
         "stock DDP on the GPU": ("--engine", "ddp", "--device", gpu),
         "stock DDP on the CPU": ("--engine", "ddp", "--device", "cpu"),
     }
-    found = {}
+
+    def of(flags: tuple[str, ...]) -> str:
+        with tempfile.TemporaryDirectory() as name:
+            return str(command(Path(name), *flags)["fingerprint"])
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = dict(zip(ways, pool.map(of, ways.values()), strict=True))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for label, flags in ways.items():
-            found[label] = command(folder, *flags)["fingerprint"]
         kept = ("--checkpoint-dir", str(folder / "kept"), "--checkpoint-every", "4", "--workers", "2")
         command(folder, *kept, "--device", gpu, "--max-steps", "4")
         command(folder, *kept, "--device", "cpu", "--max-steps", "8", "--resume", "latest")

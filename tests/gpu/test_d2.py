@@ -358,7 +358,7 @@ def checks(
         "controls": seen,
         "plans": {
             "plans": lambda: of_plans(d2_jobs.plans(device)),
-            "in flight": lambda: of_flight(d2_jobs.in_flight_apart(device)),
+            "flight": lambda: of_flight(d2_jobs.in_flight_apart(device)),
         },
         "models": {name: lambda name=name: model_agrees(name, device, size, steps) for name in models},
     }

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from easyscale.numerics.kernels.gpu import replay
 from easyscale.numerics.kernels.philox import draw_key
 from easyscale.numerics.kernels.products import multiply
 from easyscale.numerics.kernels.randomness import kept_of, limit_of
@@ -149,21 +150,30 @@ def attention(
     value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, root: float
 ) -> tuple[Tensor, Tensor]:
     """[B, H, L, Ev], contiguous; and the key of dropout's stream (none: empty)."""
-    drawn = torch.empty(0, dtype=torch.int64) if dropout_p == 0 else torch.tensor(draw_key(None))
+    stream = 0 if dropout_p == 0 else draw_key(None)
+    drawn = torch.tensor(stream) if dropout_p else torch.empty(0, dtype=torch.int64)
+    made = _attend if query.device.type not in DEVICES else _attend_again
+    return made(value, key, query, mask, dropout_p, is_causal, root, stream), drawn
+
+
+def _attend(
+    value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, root: float,
+    stream: int,
+) -> Tensor:  # fmt: skip
     at_once = kernels_for(query.device, key.shape[2])
-    rows = _rows(query, key, mask, is_causal, drawn, dropout_p)
+    rows = _rows(query, key, mask, is_causal, stream, dropout_p)
     out: Tensor | None = None
     for part, begin in _parts(query, key):
         q, k, v = (x if part is None else x[part] for x in (query, key, value))
         scores = multiply(flat(q, root, at_once), flat(k.mT, root, at_once))
         made = multiply(probabilities(scores, part, begin, rows, at_once), flat(v, None, at_once))
         if part is None:
-            return made.view((*query.shape[:3], value.shape[3])).to(query.dtype), drawn
+            return made.view((*query.shape[:3], value.shape[3])).to(query.dtype)
         if out is None:
             out = query.new_empty((*query.shape[:3], value.shape[3]))
         out[part] = made.view((*q.shape[:3], value.shape[3]))
     assert out is not None
-    return out, drawn
+    return out
 
 
 def attention_backward(
@@ -171,8 +181,17 @@ def attention_backward(
     is_causal: bool, root: float, wanted: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Of value, key and query; what is not wanted is empty."""
+    made = _slopes if query.device.type not in DEVICES else _slopes_again
+    stream = int(drawn) if drawn.numel() else 0
+    return made(g, value, key, query, mask, dropout_p, is_causal, root, wanted, stream)  # type: ignore[no-any-return]
+
+
+def _slopes(
+    g: Tensor, value: Tensor, key: Tensor, query: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
+    root: float, wanted: list[bool], stream: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     at_once = kernels_for(query.device, key.shape[2])
-    rows = _rows(query, key, mask, is_causal, drawn, dropout_p)
+    rows = _rows(query, key, mask, is_causal, stream, dropout_p)
     dv: Tensor | None = None
     dk: Tensor | None = None
     dq: Tensor | None = None
@@ -211,10 +230,17 @@ def _parts(query: Tensor, key: Tensor) -> Iterator[tuple[Part | None, int]]:
 
 
 def _rows(
-    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, drawn: Tensor, dropout_p: float
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, stream: int, dropout_p: float
 ) -> Rows:  # fmt: skip
     mask = mask if mask is None else mask.expand((*query.shape[:3], key.shape[2]))
-    return Rows(mask, is_causal, int(drawn) if drawn.numel() else None, dropout_p)
+    return Rows(mask, is_causal, stream if dropout_p else None, dropout_p)
+
+
+_SETTINGS = ["Optional[Tensor]", "float", "bool", "float"]
+_attend_again = replay.Replayed(_attend, ["Tensor", "Tensor", "Tensor", *_SETTINGS, replay.DRAWN])
+_slopes_again = replay.Replayed(
+    _slopes, ["Tensor", "Tensor", "Tensor", "Tensor", *_SETTINGS, "List[bool]", replay.DRAWN]
+)
 
 
 # ---------------------------------------------------------------------------------------------- in torch's dispatcher

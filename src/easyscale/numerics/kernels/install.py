@@ -19,7 +19,7 @@ import torch
 
 from easyscale.numerics.kernels import attention, autocast, primitives, safe, updates
 from easyscale.numerics.kernels.catalogue import FORMS
-from easyscale.numerics.kernels.gpu import workspace
+from easyscale.numerics.kernels.gpu import replay, workspace
 from easyscale.numerics.kernels.native import library
 from easyscale.numerics.kernels.recurrent import COMPOSITES
 from easyscale.numerics.kernels.refusal import refusing_kernel
@@ -93,6 +93,7 @@ def uninstall() -> None:
         _installation.remove()
         _installation = None
         workspace.release()
+        replay.forget()
 
 
 @contextmanager
@@ -138,6 +139,8 @@ def kernels(device: DeviceKind) -> dict[str, Callable[..., Any]]:
     for form in given.values():
         for name, function in variants(form).items():
             found.setdefault(name, function)
+    if device == "cuda":
+        found = {name: replay.replayed(name, function) for name, function in found.items()}
     return found
 
 

@@ -29,6 +29,7 @@ def use_portable(on: bool) -> None:
     global _portable_only
     _portable_only = on
     _chosen.clear()
+    gpu.replay.forget()
 
 
 def implementation(device: torch.device) -> ModuleType:

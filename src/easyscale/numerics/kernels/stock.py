@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from easyscale.numerics.kernels.gpu import launch
+
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
 
@@ -22,11 +24,24 @@ def stock(name: str) -> Callable[..., Any]:
             keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
             found[device] = partial(torch.library.get_kernel(f"aten::{name}", key).call_boxed, keys)
 
+    watched, tensor = launch.watchers(), torch.Tensor
+    cpu = found.get("cpu")
+
     def call(*args: Any, **options: Any) -> Any:
-        kind = args[0].device.type if args and isinstance(args[0], torch.Tensor) else "cpu"
-        return found[kind if kind != "cpu" else _device(args, options)](*args, **options)
+        if watched:
+            launch.not_a_launch()
+        first = args[0] if args else None
+        if not isinstance(first, tensor) or (first.is_cpu and (len(args) > 1 or options)):
+            return found[_device(args, options)](*args, **options)
+        return (cpu if first.is_cpu else found[first.device.type])(*args, **options)
 
     return call
+
+
+def on_cpu(name: str) -> Callable[..., Any]:
+    """The CPU's stock kernel of an overload."""
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return partial(torch.library.get_kernel(f"aten::{name}", "CPU").call_boxed, keys)
 
 
 def _device(args: tuple[Any, ...], options: dict[str, Any]) -> str:

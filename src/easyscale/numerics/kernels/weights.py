@@ -11,7 +11,7 @@ after which everything is dropped, may use them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -37,6 +37,11 @@ def end() -> None:
     """The job is over in this process."""
     _declared.clear()
     _kept.clear()
+
+
+def declared() -> Collection[int]:
+    """What slices are kept of: always the same object, empty or not."""
+    return _declared
 
 
 def keeps(v: Tensor) -> bool:

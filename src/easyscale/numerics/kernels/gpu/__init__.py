@@ -4,7 +4,7 @@ Importing this package needs neither a GPU nor Triton: the files of kernels (`*_
 call that launches one. `available` says whether there is anything to launch them on.
 """
 
-from easyscale.numerics.kernels.gpu import attention, direct_convolutions, fused, lists
+from easyscale.numerics.kernels.gpu import attention, direct_convolutions, fused, lists, replay
 from easyscale.numerics.kernels.gpu.elementwise import evaluate
 from easyscale.numerics.kernels.gpu.launch import available
 from easyscale.numerics.kernels.gpu.products import product
@@ -14,6 +14,6 @@ from easyscale.numerics.kernels.gpu.slices import sliced_product
 from easyscale.numerics.kernels.gpu.views import view_product
 
 __all__ = [
-    "attention", "available", "direct_convolutions", "evaluate", "fused", "lists", "product", "sliced_convolution",
-    "sliced_product", "sliced_weight_gradient", "tree_sum", "view_product",
+    "attention", "available", "direct_convolutions", "evaluate", "fused", "lists", "product", "replay",
+    "sliced_convolution", "sliced_product", "sliced_weight_gradient", "tree_sum", "view_product",
 ]  # fmt: skip

@@ -11,10 +11,12 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from threading import get_ident
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -54,6 +56,15 @@ def current_stream(device: torch.device) -> int:
     return _stream(_current() if device.index is None else device.index) if device.type == "cuda" else 0
 
 
+def current_device() -> int:
+    return _current()
+
+
+def stream_of(device: int) -> int:
+    """The current one of the device with this number."""
+    return _stream(device)
+
+
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -67,6 +78,83 @@ def bits(value: float) -> int:
     """An fp64 as the whole number of its bits, for a kernel: Triton makes fp32 of a Python float."""
     found: int = _WHOLE.unpack(_DOUBLE.pack(value))[0]
     return found
+
+
+# ---------------------------------------------------------------------------------------------------------- watching
+
+
+class Watcher(Protocol):
+    """Told of all that a thread launches (`replay`)."""
+
+    def launched(
+        self, run: Callable[..., None] | None, grid: tuple[int, int, int], settings: tuple[Any, ...],
+        args: Sequence[Any], constants: Sequence[Any],
+    ) -> None: ...  # fmt: skip
+
+    def zeros(self, found: Tensor) -> None: ...
+
+    def spoil(self) -> None: ...
+
+
+_watchers: dict[int, Watcher] = {}  # by thread
+
+
+def watch(watcher: Watcher | None) -> None:
+    """What this thread tells of its launches from here on, or nobody."""
+    if watcher is None:
+        _watchers.pop(get_ident(), None)
+    else:
+        _watchers[get_ident()] = watcher
+
+
+def watchers() -> dict[int, Watcher]:
+    """Of all threads: always the same object, empty or not."""
+    return _watchers
+
+
+def is_watched() -> bool:
+    """Whether this thread is."""
+    return bool(_watchers) and get_ident() in _watchers
+
+
+def not_a_launch() -> None:
+    """Something is about to be computed that no watcher sees."""
+    if _watchers:
+        watcher = _watchers.get(get_ident())
+        if watcher is not None:
+            watcher.spoil()
+
+
+def tell_zeros(found: Tensor) -> None:
+    """The workspace has given these away."""
+    if _watchers:
+        watcher = _watchers.get(get_ident())
+        if watcher is not None:
+            watcher.zeros(found)
+
+
+_lasting: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+
+
+def lasting(table: Tensor) -> Tensor:
+    """The same, known as one that is kept and never changed."""
+    _lasting[id(table)] = table
+    return table
+
+
+def is_lasting(x: Tensor) -> bool:
+    return _lasting.get(id(x)) is x
+
+
+def _tell(
+    run: Callable[..., None] | None, grid: tuple[int, ...], settings: tuple[Any, ...], args: Sequence[Any],
+    constants: Sequence[Any],
+) -> None:  # fmt: skip
+    watcher = _watchers.get(get_ident())
+    if watcher is not None:
+        size = len(grid)
+        whole = grid[0], grid[1] if size > 1 else 1, grid[2] if size > 2 else 1
+        watcher.launched(run, whole, settings, args, constants)
 
 
 # ---------------------------------------------------------------------------------------------------------- launches
@@ -101,9 +189,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None
     key = (id(kernel), device, *known)
     entry = _known.get(key)
     if entry is None:
-        _known[key] = (kernel, *_first(kernel, grid, args, named))
+        _known[key] = entry = (kernel, *_first(kernel, grid, args, named))
+        if _watchers:
+            _tell(entry[1], grid, entry[2], args, entry[3])
         return None
     _, run, settings, constants = entry
+    if _watchers:
+        _tell(run, grid, settings, args, constants)
     if run is None:
         kernel[grid](*map(_as_triton_takes_it, args), **named)
     else:
@@ -145,11 +237,14 @@ class Launch:
         if entry is None:
             return self._slowly(tensors)
         run, settings, rest = entry
+        if _watchers:
+            _tell(run, self._grid, settings, tensors, rest)
         run(*self._grid, _stream(device), *settings, *places, *rest)
         return None
 
     def drawing(self, key: int, *tensors: Tensor) -> None:
         """With a number behind the tensors that differs in each call, and that the kernel is not specialized on."""
+        not_a_launch()  # it is another one each time
         device, entry = self._device, self._entry
         places = [x.data_ptr() for x in tensors]
         low = 0
@@ -253,9 +348,20 @@ def _with_maps(launcher: Any) -> Callable[..., None] | None:
     if set(known) != {"launcher", "tensordesc_indices", "tensordesc_meta"} or make is None:
         return None
     run, metas = known["launcher"], known["tensordesc_meta"]
-    maps: dict[tuple[Any, ...], list[Any]] = {}
+    return _WithMaps(run, metas, make)
 
-    def launch_with_maps(*args: Any) -> None:
+
+class _WithMaps:
+    def __init__(self, run: Callable[..., None], metas: Any, make: Callable[..., Any]) -> None:
+        self.run, self._metas, self._make = run, metas, make
+        self._maps: dict[tuple[Any, ...], list[Any]] = {}
+
+    def __call__(self, *args: Any) -> None:
+        self.run(*self.final(args))
+
+    def final(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments with maps, and what Triton's launcher wants beside them, for `Tiles`."""
+        maps = self._maps
         final: list[Any] = []
         number = 0
         for arg in args:
@@ -267,14 +373,17 @@ def _with_maps(launcher: Any) -> Callable[..., None] | None:
             if found is None:
                 if len(maps) >= _MOST_MAPS:
                     maps.clear()
-                made = make(_as_triton_takes_it(arg), metas[number])
+                made = self._make(_as_triton_takes_it(arg), self._metas[number])
                 # where the device has no copy engine, a descriptor is its address and sizes
                 found = maps[key] = [x.data_ptr() if isinstance(x, Tensor) else x for x in made]
             final += found
             number += 1
-        run(*final)
+        return final
 
-    return launch_with_maps
+
+def without_maps(run: Callable[..., None], args: list[Any]) -> tuple[Callable[..., None], list[Any]]:
+    """What launches the same, and its arguments, with maps made: they hold no memory."""
+    return (run.run, run.final(args)) if isinstance(run, _WithMaps) else (run, args)
 
 
 @cache

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from easyscale.numerics.kernels import weights
 from easyscale.numerics.kernels.gpu import workspace
-from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, ceil_div, is_aligned
+from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, ceil_div, is_aligned, lasting
 from easyscale.numerics.kernels.gpu.slices import (
     ALIGNED,
     MOST_STEPS,
@@ -90,7 +90,7 @@ def _extent(size: int, over: Correlation, dim: int) -> tuple[int, int]:
 def _phases(stride: tuple[int, ...], device: torch.device) -> Tensor:
     """int32 [phases, 3]: what `cut_image` is told of copies that are not shifted."""
     phases = [[y, x, 0] for y in range(stride[0]) for x in range(stride[1])]
-    return torch.tensor(phases, dtype=torch.int32, device=device)
+    return lasting(torch.tensor(phases, dtype=torch.int32, device=device))
 
 
 @lru_cache(maxsize=PLANS)
@@ -105,9 +105,8 @@ def _shifted(over: Correlation, pitch: int, device: torch.device) -> tuple[Tenso
             taps.append((y % down, x % right, shift % ALIGNED, shift - shift % ALIGNED))
     copies = sorted({tap[:3] for tap in taps})
     table = [[copies.index(tap[:3]) for tap in taps], [tap[3] for tap in taps]]
-    return (
-        torch.tensor(copies, dtype=torch.int32, device=device), torch.tensor(table, dtype=torch.int32, device=device)
-    )  # fmt: skip
+    first, second = (lasting(torch.tensor(rows, dtype=torch.int32, device=device)) for rows in (copies, table))
+    return first, second
 
 
 # --------------------------------------------------------------------------------------------------------- images

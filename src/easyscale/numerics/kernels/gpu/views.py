@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, processors
+from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, lasting, processors
 from easyscale.numerics.kernels.gpu.products import TILES, Tile, tile_for
 from easyscale.numerics.kernels.gpu.rows import tree_sum
 
@@ -74,7 +74,7 @@ def _table(sizes: tuple[int, ...], steps: tuple[int, ...], device: torch.device)
     for size, step in zip(sizes, steps, strict=True):
         places = places[..., None] + torch.arange(size) * step
     last = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
-    return places.view(-1).to(torch.int32 if last < 2**31 else torch.int64).to(device)
+    return lasting(places.view(-1).to(torch.int32 if last < 2**31 else torch.int64).to(device))
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,9 @@ from math import prod
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from easyscale.numerics.kernels.gpu import launch
 from easyscale.numerics.kernels.gpu.launch import current_stream
 
 Shape = tuple[int, ...]
@@ -33,14 +35,15 @@ _MOST_LAID = 8192  # forms of one buffer that are remembered
 class _Buffer:
     """Memory of one slot, and what was laid out on it: nobody else keeps that."""
 
-    __slots__ = ("laid", "memory")
+    __slots__ = ("__weakref__", "laid", "memory")
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.memory = torch.empty(size, dtype=torch.uint8, device=device)
         self.laid: dict[Places, tuple[Tensor, ...]] = {}
 
 
-_buffers: dict[tuple[torch.device, int, int], _Buffer] = {}  # by device, stream and slot
+Key = tuple[torch.device, int, int]  # device, stream and slot
+_buffers: dict[Key, _Buffer] = {}
 
 
 def locked() -> AbstractContextManager[bool]:
@@ -60,15 +63,32 @@ def held() -> int:
     return sum(buffer.memory.numel() for buffer in _buffers.values())
 
 
+def at(key: Key) -> object | None:
+    """The buffer there now."""
+    return _buffers.get(key)
+
+
+def holder(x: Tensor) -> tuple[Key, object] | None:
+    """The buffer that this tensor lies in, and where that is kept."""
+    storage = x.untyped_storage()._cdata
+    for key, buffer in _buffers.items():
+        if buffer.memory.untyped_storage()._cdata == storage:
+            return key, buffer
+    return None
+
+
 def zeros(count: int, device: torch.device) -> Tensor:
     """int32 zeros that nobody else has been given: cut off a larger piece, which is made now and then."""
     key = (device, current_stream(device))
     with _lock:
         piece, begin = _zeros.get(key, (None, 0))
         if piece is None or begin + count > piece.numel():
-            piece, begin = torch.zeros(max(_PIECE, count), dtype=torch.int32, device=device), 0
+            with _disable_current_modes():  # it is not of this call alone
+                piece, begin = torch.zeros(max(_PIECE, count), dtype=torch.int32, device=device), 0
         _zeros[key] = (piece, begin + -(-count // 64) * 64)
-    return piece[begin : begin + count]
+    found = piece[begin : begin + count]
+    launch.tell_zeros(found)
+    return found
 
 
 class Places:
