@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from benchmarks.gpu.d2_layers import Convolution, Layer, Product, layers
 from benchmarks.gpu.d2_models import ALL
 from benchmarks.gpu.d2_steps import curve, step_of
-from benchmarks.gpu.d2_timing import Place, Row, compared, errors, show, stock_is_deterministic, weighted
+from benchmarks.gpu.d2_timing import Place, Row, compared, errors, on_device, show, stock_is_deterministic, weighted
 from benchmarks.zoo.record import Size
 from torch import Tensor
 
@@ -139,7 +139,7 @@ def with_backward(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], p
     def timed() -> None:
         torch.autograd.grad(function(*leaves), leaves, gradient)
 
-    return {**compared(timed, place), **errors(job, inputs)}
+    return {**compared(timed, place), **on_device(timed, place), **errors(job, inputs)}
 
 
 # ------------------------------------------------------------------------------------------------ whole steps

@@ -17,7 +17,6 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 import traceback
 import warnings
@@ -35,19 +34,16 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic pro
 import torch
 from benchmarks.gpu.d2_models import ALL
 from benchmarks.gpu.d2_steps import Step, prepared, trainer
-from benchmarks.gpu.d2_timing import Place, Row, level, show, stock_is_deterministic
-from torch.profiler import ProfilerActivity, profile
+from benchmarks.gpu.d2_timing import Kernel, Place, Row, level, profiled, show, stock_is_deterministic
 
 from easyscale.numerics.kernels.gpu import workspace
 
 RESULTS = ROOT / "benchmarks" / "results" / "d2-profile-gpu.json"
 MODELS = ("bert", "swin", "electra", "shufflenetv2", "yolov3", "vgg19", "neumf", "gpt", "resnet50")
 TITLES = {"stock": "D1", "d2": "D2"}
-PROFILED = 2  # steps
 SHOWN = {"stock": 5, "d2": 15}  # kernels on the screen
 KEPT = 40  # kernels with their grids in the file
 CLOCK = 2e9  # cycles a second, about: how long a device is kept waiting
-Kernel = tuple[str, str]  # name and grid
 
 
 def clocks(step: Step, place: Place) -> Row:
@@ -62,28 +58,6 @@ def clocks(step: Step, place: Place) -> Row:
         place.wait()
         alone.append(time.perf_counter() - began)
     return {"wall": wall * 1e3, "host": median(host) * 1e3, "alone": median(alone) * 1e3}
-
-
-def profiled(step: Step, place: Place) -> dict[Kernel, tuple[float, int]]:
-    """Milliseconds and number of each kernel in one step; on a CPU, of each operator."""
-    there = place.device == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if there else ProfilerActivity.CPU]) as profiler:
-        for _ in range(PROFILED):
-            step()
-        place.wait()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
-    wanted = ("kernel", "gpu_memcpy", "gpu_memset") if there else ("cpu_op",)
-    times: Counter[Kernel] = Counter()
-    counts: Counter[Kernel] = Counter()
-    for event in events:
-        if event.get("ph") == "X" and event.get("cat") in wanted:
-            kernel = event["name"], "x".join(map(str, event.get("args", {}).get("grid", ())))
-            times[kernel] += event["dur"] / 1e3 / PROFILED
-            counts[kernel] += 1
-    return {kernel: (spent, round(counts[kernel] / PROFILED)) for kernel, spent in times.most_common()}
 
 
 def queued(step: Step, host: float) -> float:

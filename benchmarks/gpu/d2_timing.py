@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 from torch.utils import _pytree as pytree
 
 from easyscale.numerics.kernels import install
 
+PROFILED = 2  # calls
 Row = dict[str, Any]
+Kernel = tuple[str, str]  # name and grid
 Job = Callable[[], Any]
 
 
@@ -48,6 +55,28 @@ class Place:
         return (perf_counter() - began) / calls
 
 
+def profiled(job: Job, place: Place) -> dict[Kernel, tuple[float, int]]:
+    """Milliseconds and number of each kernel in one call; on a CPU, of each operator."""
+    there = place.device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if there else ProfilerActivity.CPU]) as profiler:
+        for _ in range(PROFILED):
+            job()
+        place.wait()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    wanted = ("kernel", "gpu_memcpy", "gpu_memset") if there else ("cpu_op",)
+    times: Counter[Kernel] = Counter()
+    counts: Counter[Kernel] = Counter()
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") in wanted:
+            kernel = event["name"], "x".join(map(str, event.get("args", {}).get("grid", ())))
+            times[kernel] += event["dur"] / 1e3 / PROFILED
+            counts[kernel] += 1
+    return {kernel: (spent, round(counts[kernel] / PROFILED)) for kernel, spent in times.most_common()}
+
+
 def stock_is_deterministic() -> None:
     """The vendor's deterministic fp32: what D1 has on a GPU."""
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -71,6 +100,20 @@ def compared(job: Job, place: Place) -> Row:
                 found.append(place.seconds(job))
     speed = median(a / b for a, b in zip(times["stock"], times["d2"], strict=True))
     return {"stock_ms": median(times["stock"]) * 1e3, "d2_ms": median(times["d2"]) * 1e3, "speed": speed}
+
+
+def on_device(job: Job, place: Place) -> Row:
+    """Milliseconds of the kernels alone, of both: what a job costs where the host is ahead of the device."""
+    found: Row = {}
+    if place.device != "cuda":
+        return found
+    for name in ("stock", "d2"):
+        with level(name):
+            for _ in range(3):
+                job()
+            found[f"{name}_device_ms"] = sum(spent for spent, _ in profiled(job, place).values())
+    ratio = found["stock_device_ms"] / found["d2_device_ms"] if found["d2_device_ms"] else 0.0
+    return {**found, "device_speed": ratio}
 
 
 def errors(job: Callable[..., Any], inputs: Sequence[Any]) -> Row:

@@ -90,7 +90,7 @@ case $part in
     bench="$python benchmarks/gpu/d2.py $flags --results $results"
     [ -n "${BUILT:-}" ] || step 60 build 300 $python hatch_build.py
     if [ -n "${REPDL:-}" ] && [ -z "$flags" ]; then
-        (cd "$REPDL" && TORCH_CUDA_ARCH_LIST=9.0 $python setup.py build_ext --inplace) >"$folder/repdl-build.log" 2>&1 &
+        (cd "$REPDL" && mkdir -p repdl/backend && TORCH_CUDA_ARCH_LIST=9.0 $python setup.py build_ext --inplace) >"$folder/repdl-build.log" 2>&1 &
     fi
     began=$(date +%s)
     compiled 150 "--only steps --models vgg19" "--only steps --models shufflenetv2" "--only steps --models yolov3" \

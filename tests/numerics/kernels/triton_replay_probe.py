@@ -199,7 +199,7 @@ def _norms() -> None:
 
 
 def _rows() -> None:
-    x, short = lambda s: numbers(6, 5, 4, seed=s), lambda s: numbers(7, 12, seed=s)  # noqa: E731
+    x, short = lambda s: numbers(6, 5, 4, seed=s), lambda s: numbers(7, 12, seed=s)
     with addressed():
         again(form_of("sum.dim_IntList"), lambda s: (x(s), [0, 2], True))
         again(form_of("sum.dim_IntList"), lambda s: (x(s).transpose(0, 1), [0]))

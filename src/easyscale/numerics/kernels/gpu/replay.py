@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import copysign
 from operator import itemgetter
 from typing import Any
 
@@ -29,13 +30,7 @@ from easyscale.numerics.kernels.gpu import launch, workspace
 from easyscale.numerics.kernels.gpu.launch import Tiles
 
 # Functions of their arguments alone: no random numbers, no state.
-REPLAYED = frozenset(
-    "mm addmm bmm convolution convolution_backward native_batch_norm native_batch_norm_backward native_layer_norm "
-    "native_layer_norm_backward native_group_norm native_group_norm_backward sum.dim_IntList mean.dim gelu "
-    "gelu_backward silu silu_backward tanh tanh_backward sigmoid sigmoid_backward _softmax _softmax_backward_data "
-    "_log_softmax _log_softmax_backward_data _safe_softmax native_dropout_backward nll_loss_forward "
-    "nll_loss_backward".split()
-)
+REPLAYED = frozenset(["mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "native_group_norm", "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward", "sum.dim_IntList", "sum", "mean.dim", "mean", "var_mean.correction", "linalg_vector_norm", "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "_safe_softmax", "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "erf", "sin", "cos", "pow.Tensor_Scalar", "native_dropout_backward", "tanh", "tanh_backward", "sigmoid", "sigmoid_backward", "gelu", "gelu_backward", "silu", "silu_backward", "mish", "mish_backward", "hardswish", "hardswish_backward", "hardsigmoid", "hardsigmoid_backward", "softplus", "softplus_backward", "elu", "elu_backward", "nll_loss_forward", "nll_loss_backward", "mse_loss", "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "avg_pool2d", "avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"])
 MOST_KEPT = 4096  # programs of a form
 
 aten = torch.ops.aten
@@ -84,12 +79,14 @@ def _key_of(kinds: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
             facts.append(f"None if a{i} is None else ({shown})")
         elif kind == DRAWN:
             facts.append(f"a{i} > {_SMALL} or a{i}")
+        elif kind in ("float", "Optional[float]", "number"):  # of 2 and 2.0 comes another dtype, -0.0 is not 0.0
+            facts.append(f"a{i}, type(a{i}), a{i} == 0 and copysign(1.0, a{i})")
         elif "List" in kind:
             facts.append(f"None if a{i} is None else tuple(a{i})")
         else:
             facts.append(f"a{i}")
     given = ", ".join(f"a{i}=None" if i else "a0" for i in range(len(kinds)))  # torch leaves defaults out
-    return eval(f"lambda {given}: ({', '.join(facts)},)")  # type: ignore[no-any-return]
+    return eval(f"lambda {given}: ({', '.join(facts)},)", {"copysign": copysign})  # type: ignore[no-any-return]
 
 
 class Replayed:
