@@ -62,6 +62,7 @@ from easyscale.numerics.kernels.native import fused as native_fused
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "d2.json").read_text())
 CONTROLS = ("plain matmul", "unfused multiply-add", "vendor exp", "vendor sums")
 MODEL_STEPS = 2
+SHARE = "0/1"
 Verdict = tuple[bool, str]  # good, and what to say of it
 
 
@@ -69,7 +70,12 @@ Verdict = tuple[bool, str]  # good, and what to say of it
 
 
 def samples(name: str, tiny: bool) -> Iterable[Callable[[], Any]]:
-    """By the name of the collection."""
+    """By the name of the collection; those of this share."""
+    number, shares = map(int, SHARE.split("/"))
+    return list(_samples(name, tiny))[number::shares]
+
+
+def _samples(name: str, tiny: bool) -> Iterable[Callable[[], Any]]:
     import isa_samples
     import test_coverage_operators
 
@@ -126,11 +132,21 @@ def settings(**values: tuple[Any, Any]) -> Iterator[None]:
     before = {name: getattr(module, name) for name, (module, _) in values.items()}
     for name, (module, value) in values.items():
         setattr(module, name, value)
+    forget_plans()
     try:
         yield
     finally:
         for name, (module, _) in values.items():
             setattr(module, name, before[name])
+        forget_plans()
+
+
+def forget_plans() -> None:
+    """What was kept with other settings."""
+    for module in (elementwise, fused, rows):
+        for value in vars(module).values():
+            if hasattr(value, "cache_clear"):
+                value.cache_clear()
 
 
 def tried_tiles() -> list[gpu_products.Tile]:
@@ -161,15 +177,24 @@ def tiles_that_differ() -> list[str]:
             ):
                 bad.append(f"exp, {block} elements by {warps} warps")
     table = torch.randn(300, 5000, generator=torch.Generator().manual_seed(2))
-    for lanes, fold, once in ((64, 16, 2048), (256, 4, 512), (1024, 2, 8192), (32, 8, 256)):
-        with settings(MOST_LANES=(rows, lanes), MOST_FOLD=(rows, fold), AT_ONCE=(rows, once)):
+    for lanes, chunks, tile in ((256, 16, 2048), (512, 4, 512), (1024, 2, 1024), (128, 8, 256)):
+        with settings(MOST_LANES=(rows, lanes), CHUNKS=(rows, chunks), TILE=(rows, tile)):
             for dims in ((0,), (1,), (0, 1)):
                 if not same(rows.tree_sum(table.cuda(), dims), native.tree_sum(table, dims)):
-                    bad.append(f"sums over {dims}, {lanes} lanes, {fold} folded")
-    for lanes, once in ((64, 256), (256, 2048), (1024, 4096)):
-        with settings(LANES=(fused, lanes), AT_ONCE=(fused, once)):
-            if not same(fused.softmax(table.cuda(), True), native_fused.softmax(table, True)):
-                bad.append(f"log softmax, {lanes} lanes")
+                    bad.append(f"sums over {dims}, {lanes} lanes, {chunks} chunks, tiles of {tile}")
+    slopes = torch.randn(300, 5000, generator=torch.Generator().manual_seed(4))
+    for lanes, kept in ((128, 4), (256, 8), (1024, 2), (2048, 4)):
+        with settings(
+            MOST_LANES=(rows, lanes), MANY_LANES=(rows, 0), KEPT=(fused, kept), SLOPE_LANES=(fused, lanes),
+            SLOPE_KEPT=(fused, kept),
+        ):  # fmt: skip
+            for logarithm in (False, True):
+                there = fused.softmax(table.cuda(), logarithm, torch.float32)
+                here = native_fused.softmax(table, logarithm, torch.float32)
+                slope = fused.softmax_backward(slopes.cuda(), there, logarithm, torch.float32)
+                wanted_slope = native_fused.softmax_backward(slopes, here, logarithm, torch.float32)
+                if not same(there, here) or not same(slope, wanted_slope):
+                    bad.append(f"softmax, {lanes} lanes, {kept} chunks, {logarithm}")
     return bad + busy_that_differ(left, right, wanted)
 
 
@@ -371,9 +396,12 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(ALL), help="of the part `models`")
     parser.add_argument("--steps", type=int, default=MODEL_STEPS, help="of each model")
     parser.add_argument("--names", default="", help="of the other parts; all of them if not given")
+    parser.add_argument("--share", default="0/1", help="of the samples of operators: 2/3 is the last of three shares")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--tiny", action="store_true", help="small models, few samples")
     chosen = parser.parse_args()
+    global SHARE
+    SHARE = chosen.share
     if chosen.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no CUDA device here; --device cpu --tiny tries this program out without one")
     parts = checks(chosen.device, chosen.tiny, chosen.models.split(","), chosen.steps)

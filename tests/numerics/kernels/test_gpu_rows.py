@@ -59,7 +59,9 @@ def test_a_kernel_is_compiled_to_the_operations_that_are_written(check: str) -> 
 @pytest.mark.parametrize("n", [1, 2, 3, 31, 768, 1024, 1025, 4608, 50_257, LONGEST])
 def test_lanes_and_levels_make_up_the_padded_row(n: int) -> None:
     for count in (1, 3, 4096):
-        for shape, block in (row_shape(n, count, 8), row_shape(n, count, 4), row_shape_at_once(n, count)):
+        for shape, block in (
+            row_shape(n, count, 8), row_shape(n, count, 4), row_shape(n, count, 4, 256), row_shape_at_once(n, count)
+        ):  # fmt: skip
             span = shape["LANES"] << shape["LEVELS"]
             assert span * shape["CHUNKS"] == power(n)
             assert span * (shape["VALID"] - 1) < n <= span * shape["VALID"]

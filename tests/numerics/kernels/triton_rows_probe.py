@@ -313,7 +313,8 @@ def _rows_compiled(dtype: str, n: int) -> None:
         # log divides
         kind = {"LOGARITHM": logarithm}
         _compiled(kernels.softmax, of, kind | shape_of(n, fused.KEPT), PLAIN | {"div.rn.f64"})
-        _compiled(kernels.softmax_backward, of, kind | shape_of(n, fused.KEPT_OF_TWO), PLAIN | divides)
+        slope = kind | shape_of(n, fused.SLOPE_KEPT, fused.SLOPE_LANES)
+        _compiled(kernels.softmax_backward, of, slope, PLAIN | divides)
     for centred in (False, True):
         kind = {"CENTRED": centred, "WEIGHT": True, "FLAT": centred}
         shape, block = rows.row_shape_at_once(n, 100_000)
@@ -322,8 +323,8 @@ def _rows_compiled(dtype: str, n: int) -> None:
         _compiled(kernels.row_norm_backward, of, kind | shape_of(n, fused.KEPT_OF_TWO), PLAIN | {"div.rn.f64"})
 
 
-def shape_of(n: int, kept: int) -> dict[str, int]:
-    shape, block = rows.row_shape(n, 100_000, kept)
+def shape_of(n: int, kept: int, most: int = 0) -> dict[str, int]:
+    shape, block = rows.row_shape(n, 100_000, kept, most)
     return shape | {"ROWS": block}
 
 

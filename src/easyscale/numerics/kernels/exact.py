@@ -374,7 +374,7 @@ def softshrink(self: Tensor, lambd: Number = 0.5) -> Tensor:
 _equal = stock("equal")
 
 
-@form("equal", devices=("cpu",))
+@form("equal")
 def equal(self: Tensor, other: Tensor) -> bool:
     if self.is_floating_point() and self.data_ptr() == other.data_ptr() and self.shape == other.shape:
         return bool((self == other).all())  # stock did not look at the elements before torch 2.13

@@ -84,7 +84,7 @@ replication_pad2d_backward replication_pad3d_backward threshold threshold_backwa
 _BY_CUDA = """
 _foreach_add.Scalar _foreach_add.ScalarList _foreach_add_.Scalar _foreach_add_.ScalarList _foreach_sub.Scalar
 _foreach_sub.ScalarList _foreach_sub_.Scalar _foreach_sub_.ScalarList _use_cudnn_ctc_loss _use_miopen_ctc_loss add
-equal fmod remainder sub
+fmod remainder sub
 """
 
 SAFE = frozenset((_VIEWS + _COPIES + _MAKING + _COMPARING + _WHOLE_NUMBERS + _CALLING + _ONE_ROUNDING).split())

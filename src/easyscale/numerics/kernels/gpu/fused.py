@@ -24,6 +24,7 @@ from easyscale.numerics.kernels.gpu.rows import ROW, magic_of, row_shape, row_sh
 LONGEST = ROW
 KEPT = 8  # chunks of a row that a thread keeps, of one tensor
 KEPT_OF_TWO = 4
+SLOPE_LANES, SLOPE_KEPT = 512, 4  # of the backward of softmax, which is as fast as it is read
 PLANS = 2048  # kept, of each kind
 
 __all__ = [
@@ -67,7 +68,7 @@ def _softmax_backward_plan(
     from easyscale.numerics.kernels.gpu.fused_kernels import softmax_backward as kernel
 
     rows = count // n
-    shape, block = row_shape(n, rows, KEPT_OF_TWO)
+    shape, block = row_shape(n, rows, SLOPE_KEPT, SLOPE_LANES)
     return Launch(
         kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False, **shape
     )
