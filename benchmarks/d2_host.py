@@ -125,7 +125,8 @@ def meta_is_cuda(launched: Callable[..., Any] = run, wrap: Callable[[str, Any], 
             library.impl(name, function, "CompositeImplicitAutograd")
         ours_too = torch.library.Library("easyscale", "IMPL")
         stack.callback(ours_too._destroy)
-        for name, function in (("attention", attention.attention), ("attention_backward", attention.attention_backward)):
+        own = {"attention": attention.attention, "attention_backward": attention.attention_backward}
+        for name, function in own.items():
             ours_too.m.impl(name, "Meta", function if wrap is None else wrap(name, function), False)
         stack.callback(library._destroy)
         for switch, value in zip(SWITCHES, before, strict=True):

@@ -17,6 +17,7 @@ from d2_rows import special
 from easyscale.numerics.kernels import attention as d2_attention
 from easyscale.numerics.kernels import products as d2_products
 from easyscale.numerics.kernels import sliced_convolutions
+from easyscale.numerics.kernels.gpu import replay
 from easyscale.numerics.kernels.gpu import sliced_convolutions as gpu_convolutions
 
 Case = Callable[[], Any]
@@ -107,11 +108,13 @@ def by_slices(case: Case) -> Case:
         channels = sliced_convolutions.SLICED_CHANNELS
         d2_products.SLICED_FROM = d2_products.SLICED_SIDE = d2_products.SLICED_STEPS = 1
         sliced_convolutions.SLICED_CHANNELS = 1
+        replay.forget()
         try:
             case()
         finally:
             d2_products.SLICED_FROM, d2_products.SLICED_SIDE, d2_products.SLICED_STEPS = before
             sliced_convolutions.SLICED_CHANNELS = channels
+            replay.forget()
 
     return run
 

@@ -157,7 +157,8 @@ class Mirror(TorchDispatchMode):
         after = torch.get_rng_state()
         for moved in there:
             torch.set_rng_state(before)
-            self._compare(func, given, lambda m=moved: self._again(func, *m), (result, (args, kwargs) if changed else ()))
+            wanted = result, (args, kwargs) if changed else ()
+            self._compare(func, given, lambda m=moved: self._again(func, *m), wanted)
         torch.set_rng_state(after)
         return result
 

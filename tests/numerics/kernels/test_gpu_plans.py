@@ -39,7 +39,8 @@ def test_what_is_kept_gives_the_bits_of_torch_operators(check: str) -> None:
 # Of a step with two linear layers, gelu, dropout and layer norm, forward and backward: 22 launches for six products
 # (both factors are cut by one forward and by two in each gradient; then the product and its repair), 4 for the
 # gradients of the biases, 2 for gelu, 2 for dropout, 4 for the norm. An operator that takes one step more shows here.
-LAUNCHES, CALLS = 34, 43
+# Calls are those of forms that no program does: here of dropout, which draws numbers, and of clipping and the optimizer.
+LAUNCHES, CALLS = 34, 11
 
 
 @pytest.mark.slow
@@ -62,4 +63,4 @@ def test_convolutions_of_one_tap_are_one_launch_and_their_gradients_four() -> No
     """With a depthwise convolution and two batch norms, of 3 and 2 launches, beside them."""
     found = _said("host_counts.py")["convolutions"]
     assert found["launches"] <= 24
-    assert found["calls"] <= 83
+    assert found["calls"] <= 15

@@ -29,7 +29,7 @@ from triton_probe import Checks, complaints_of  # noqa: E402
 
 from d2_rows import assert_same  # noqa: E402  this file runs as a program of its own
 from easyscale.numerics.kernels import attention, catalogue, gpu, install, weights  # noqa: E402
-from easyscale.numerics.kernels.gpu import launch, replay, workspace  # noqa: E402
+from easyscale.numerics.kernels.gpu import launch, programs, replay, workspace  # noqa: E402
 
 FORMS = catalogue.FORMS
 ROUNDS = 3  # of each form: unknown, watched, and by its program
@@ -94,7 +94,7 @@ def _copied(x: Tensor) -> Tensor:
     return storage.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-def programs(form: replay.Replayed) -> int:
+def count_of(form: replay.Replayed) -> int:
     return sum(program is not None for program in form._programs.values())
 
 
@@ -139,7 +139,9 @@ def _products() -> None:
         again(form_of("addmm"), lambda s: (numbers(33, seed=s), numbers(40, 70, seed=s), numbers(70, 33, seed=s + 1)))
 
 
-def _convolution(shape: tuple[int, ...], out: int, kernel: int, stride: int, groups: int = 1, bias: bool = False) -> None:
+def _convolution(
+    shape: tuple[int, ...], out: int, kernel: int, stride: int, groups: int = 1, bias: bool = False
+) -> None:
     pads = [kernel // 2] * 2
     options = ([stride] * 2, pads, [1, 1], False, [0, 0], groups)
 
@@ -250,7 +252,7 @@ def _shared(form: Any, args: Args) -> None:
     for seed in range(ROUNDS):
         given = args(100 * seed)
         assert_same(form(*given), form._function(*copied(given)))
-    assert programs(form) == 1
+    assert count_of(form) == 1
     other = copied(args(7))
     assert_same(form(*other), form._function(*args(7)))
 
@@ -276,7 +278,7 @@ def _kept_weights_are_left_to_the_form() -> None:
         a, b = numbers(8, 16, seed=1), numbers(16, 5, seed=2)
         for _ in range(ROUNDS):
             wanted = mm(a, b)
-        assert programs(mm) == 1
+        assert count_of(mm) == 1
         weights.declare([b])
         try:
             assert_same(mm(a, b), wanted)
@@ -291,21 +293,21 @@ def _a_workspace_that_moves_is_seen() -> None:
         given = lambda s: (numbers(8, 16, seed=s), numbers(16, 5, seed=s + 1))  # noqa: E731
         for seed in range(ROUNDS):
             mm(*given(seed))
-        assert programs(mm) == 1
+        assert count_of(mm) == 1
         (program,) = mm._programs.values()
         assert program is not None
-        assert program(*given(9)) is not replay._CANNOT
+        assert program(*given(9)) is not programs.CANNOT
         held = workspace.held()
         mm._function(numbers(64, 200, seed=1), numbers(200, 70, seed=2))  # needs more
         assert workspace.held() > held
-        assert program(*given(9)) is replay._STALE
+        assert program(*given(9)) is programs.STALE
         assert_same(mm(*given(9)), mm._function(*given(9)))
         (other,) = mm._programs.values()  # written anew
         assert other is not None
-        assert other(*given(9)) is not replay._STALE
+        assert other(*given(9)) is not programs.STALE
         workspace.release()
         gc.collect()
-        assert other(*given(9)) is replay._STALE
+        assert other(*given(9)) is programs.STALE
         assert_same(mm(*given(9)), mm._function(*given(9)))
 
 
@@ -316,11 +318,11 @@ def _other_streams_and_watchers_are_seen() -> None:
             gelu(numbers(20, seed=seed))
         (program,) = gelu._programs.values()
         assert program is not None
-        assert program(numbers(20, seed=1)) is not replay._CANNOT
+        assert program(numbers(20, seed=1)) is not programs.CANNOT
         with patch.object(launch, "_stream", lambda _device: 5):
-            assert program(numbers(20, seed=1)) is replay._CANNOT
+            assert program(numbers(20, seed=1)) is programs.CANNOT
         with patch.object(launch, "_current", lambda: 3):
-            assert program(numbers(20, seed=1)) is replay._CANNOT
+            assert program(numbers(20, seed=1)) is programs.CANNOT
         replay.forget()
         assert not gelu._programs
 

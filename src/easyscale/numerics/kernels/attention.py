@@ -183,7 +183,7 @@ def attention_backward(
     """Of value, key and query; what is not wanted is empty."""
     made = _slopes if query.device.type not in DEVICES else _slopes_again
     stream = int(drawn) if drawn.numel() else 0
-    return made(g, value, key, query, mask, dropout_p, is_causal, root, wanted, stream)  # type: ignore[no-any-return]
+    return made(g, value, key, query, mask, dropout_p, is_causal, root, wanted, stream)
 
 
 def _slopes(

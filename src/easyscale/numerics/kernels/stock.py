@@ -25,7 +25,6 @@ def stock(name: str) -> Callable[..., Any]:
             found[device] = partial(torch.library.get_kernel(f"aten::{name}", key).call_boxed, keys)
 
     watched, tensor = launch.watchers(), torch.Tensor
-    cpu = found.get("cpu")
 
     def call(*args: Any, **options: Any) -> Any:
         if watched:
@@ -33,7 +32,7 @@ def stock(name: str) -> Callable[..., Any]:
         first = args[0] if args else None
         if not isinstance(first, tensor) or (first.is_cpu and (len(args) > 1 or options)):
             return found[_device(args, options)](*args, **options)
-        return (cpu if first.is_cpu else found[first.device.type])(*args, **options)
+        return found["cpu" if first.is_cpu else first.device.type](*args, **options)
 
     return call
 

@@ -15,41 +15,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
 from math import copysign
-from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from easyscale.numerics.kernels import weights
-from easyscale.numerics.kernels.gpu import launch, workspace
-from easyscale.numerics.kernels.gpu.launch import Tiles
+from easyscale.numerics.kernels.gpu.programs import CANNOT, STALE, Program, Watch
 
 # Functions of their arguments alone: no random numbers, no state.
-REPLAYED = frozenset(["mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "native_layer_norm", "native_layer_norm_backward", "_fused_rms_norm", "_fused_rms_norm_backward", "native_group_norm", "native_group_norm_backward", "native_batch_norm", "native_batch_norm_backward", "sum.dim_IntList", "sum", "mean.dim", "mean", "var_mean.correction", "linalg_vector_norm", "_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "_safe_softmax", "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "erf", "sin", "cos", "pow.Tensor_Scalar", "native_dropout_backward", "tanh", "tanh_backward", "sigmoid", "sigmoid_backward", "gelu", "gelu_backward", "silu", "silu_backward", "mish", "mish_backward", "hardswish", "hardswish_backward", "hardsigmoid", "hardsigmoid_backward", "softplus", "softplus_backward", "elu", "elu_backward", "nll_loss_forward", "nll_loss_backward", "mse_loss", "mse_loss_backward", "smooth_l1_loss", "smooth_l1_loss_backward", "binary_cross_entropy", "binary_cross_entropy_backward", "binary_cross_entropy_with_logits", "avg_pool2d", "avg_pool2d_backward", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"])
+_NAMES = """
+mm addmm bmm baddbmm convolution convolution_backward
+native_layer_norm native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward
+native_group_norm native_group_norm_backward native_batch_norm native_batch_norm_backward
+sum.dim_IntList sum mean.dim mean var_mean.correction linalg_vector_norm
+_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data _safe_softmax
+exp expm1 exp2 log log1p log2 log10 sqrt rsqrt erf sin cos pow.Tensor_Scalar native_dropout_backward
+tanh tanh_backward sigmoid sigmoid_backward gelu gelu_backward silu silu_backward mish mish_backward
+hardswish hardswish_backward hardsigmoid hardsigmoid_backward softplus softplus_backward elu elu_backward
+nll_loss_forward nll_loss_backward mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward
+binary_cross_entropy binary_cross_entropy_backward binary_cross_entropy_with_logits
+avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward
+"""
+REPLAYED = frozenset(_NAMES.split())
 MOST_KEPT = 4096  # programs of a form
 
-aten = torch.ops.aten
-_MAKES = frozenset([
-    aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default,
-    aten.new_empty_strided.default,
-])  # fmt: skip
-# A program calls them, as the form does.
-_CALLS = frozenset([
-    aten.clone.default, aten._to_copy.default, aten.constant_pad_nd.default, aten.zero_.default, aten.copy_.default,
-    aten.add.Tensor, aten.add_.Tensor, aten.flip.default, aten.zeros.default,
-])  # fmt: skip
-_ALIGNED = 256  # bytes
 _SMALL = 0x7FFFFFFF  # whole numbers above have another type in kernels
 DRAWN = "drawn"
-# What a program returns that has done nothing: this call is not as those before, or the workspace is another.
-_CANNOT, _STALE = object(), object()
 _declared = weights.declared()
-Program = Callable[..., Any]
 _living: weakref.WeakSet[Replayed] = weakref.WeakSet()
 
 
@@ -64,7 +57,7 @@ def replayed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     if name not in REPLAYED:
         return function
     packet, _, overload = name.partition(".")
-    schema = getattr(getattr(aten, packet), overload or "default")._schema
+    schema = getattr(getattr(torch.ops.aten, packet), overload or "default")._schema
     return Replayed(function, [str(a.type) for a in schema.arguments if not a.kwarg_only])
 
 
@@ -78,7 +71,7 @@ def _key_of(kinds: Sequence[str]) -> Callable[..., tuple[Any, ...]]:
         elif kind == "Optional[Tensor]":
             facts.append(f"None if a{i} is None else ({shown})")
         elif kind == DRAWN:
-            facts.append(f"a{i} > {_SMALL} or a{i}")
+            facts.append(f"a{i} > {_SMALL}, 0 if a{i} > {_SMALL} else a{i}")
         elif kind in ("float", "Optional[float]", "number"):  # of 2 and 2.0 comes another dtype, -0.0 is not 0.0
             facts.append(f"a{i}, type(a{i}), a{i} == 0 and copysign(1.0, a{i})")
         elif "List" in kind:
@@ -116,9 +109,9 @@ class Replayed:
         if _declared and any(weights.keeps(args[i]) for i in self._given(args)):
             return self._function(*args)  # slices of weights are kept: that is for the form to do
         results = program(*args)
-        if results is _CANNOT:
+        if results is CANNOT:
             return self._function(*args)
-        if results is _STALE:
+        if results is STALE:
             self._programs.pop(key, None)
             return self._watched(key, args)
         return results
@@ -138,7 +131,7 @@ class Replayed:
             return self._function(*args)
         places = self._given(args)
         drawn = None if self._drawn is None or args[self._drawn] <= _SMALL else args[self._drawn]
-        watch = _Watch([args[i] for i in places], drawn)
+        watch = Watch([args[i] for i in places], drawn)
         if not watch.may_begin():
             return self._function(*args)
         with watch:
@@ -147,330 +140,3 @@ class Replayed:
             self._programs.clear()
         self._programs[key] = watch.program(places, len(args), self._drawn, results)
         return results
-
-
-class _NotOursError(Exception):
-    """An address of memory that neither the form nor its caller nor the workspace has."""
-
-
-class _Watch(TorchDispatchMode):
-    """Of one call: what it allocates, copies and launches. Entered in the thread that it is called in."""
-
-    def __init__(self, tensors: list[Tensor], drawn: int | None) -> None:
-        super().__init__()
-        self.tensors, self.drawn = tensors, drawn
-        self.made: list[Tensor] = []  # allocated
-        self.steps: list[Any] = []  # launches, as `launched` gets them, and `_Call`s, and `_Zeros`
-        self.spoiled = False
-        self.device = tensors[0].get_device()
-
-    def may_begin(self) -> bool:
-        return (
-            not launch.is_watched()
-            and all(x.get_device() == self.device and launch.is_aligned(x) for x in self.tensors)
-            and self.device == launch.current_device()
-            and not any(map(weights.keeps, self.tensors))
-        )
-
-    def __enter__(self) -> _Watch:
-        launch.watch(self)
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        launch.watch(None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        found = func(*args, **options)
-        if func in _MAKES:
-            self.made.append(found)
-        elif func in _CALLS:
-            self.steps.append(_Call(func, args, options, found))
-        elif not _returns_memory(func) or not isinstance(found, Tensor):
-            self.spoiled = True
-        elif _storage(found) != _storage(args[0]):  # `contiguous`, `reshape`: sometimes a copy
-            self.steps.append(_Call(func, args, options, found))
-        return found
-
-    def zeros(self, found: Tensor) -> None:
-        self.steps.append(_Zeros(found))
-
-    def spoil(self) -> None:
-        self.spoiled = True
-
-    def launched(
-        self, run: Callable[..., None] | None, grid: tuple[int, int, int], settings: tuple[Any, ...],
-        args: Sequence[Any], constants: Sequence[Any],
-    ) -> None:  # fmt: skip
-        if run is None:
-            self.spoiled = True
-        else:
-            self.steps.append((run, grid, settings, [*args, *constants]))
-
-    def program(self, places: list[int], count: int, drawn: int | None, results: Any) -> Program | None:
-        """What was watched, to be done again, of `count` arguments; None if that cannot be."""
-        if self.spoiled:
-            return None
-        try:
-            return _Writer(self, drawn, results).written(places, count)
-        except _NotOursError:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Of an operator of torch."""
-
-    operator: Any
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    found: Tensor
-
-    def tensors(self) -> list[Tensor]:
-        return [x for x in (*self.args, *self.options.values()) if isinstance(x, Tensor)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Zeros:
-    """That the workspace gave away."""
-
-    found: Tensor
-
-
-class _Writer:
-    """Writes a program, in Python: `x3` is a tensor among the arguments, `m0` a piece of memory, `c0` what a call
-    returned, with addresses `x3_`, `m0_`, `c0_`; `k7` is something that the program knows."""
-
-    def __init__(self, watch: _Watch, drawn: int | None, results: Any) -> None:
-        self.watch, self.drawn, self.results = watch, f"x{drawn}", results
-        self.uses_drawn = watch.drawn is None
-        # by storage: names, the distance from each, what lies there; of several arguments in one storage, several
-        self.names: dict[int, list[tuple[str, int, Tensor]]] = {}
-        self.known: dict[str, Any] = {}
-        self.buffers: dict[Any, Any] = {}
-        self.makes: dict[str, tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]] = {}  # not yet allocated
-        self.lines: list[str] = []
-
-    def written(self, places: list[int], count: int) -> Program:
-        for i, x in zip(places, self.watch.tensors, strict=True):
-            self.names.setdefault(_storage(x), []).append((f"x{i}", 0, x))
-        self._allocate()
-        for step in self.watch.steps:
-            if isinstance(step, _Call):
-                self._call(step)
-            elif isinstance(step, _Zeros):
-                self._zeros(step.found)
-            else:
-                self._launch(*step)
-        if not self.uses_drawn:
-            raise _NotOursError  # something was made of the random number
-        returned = self._returned()
-        device = self.watch.device
-        lows = " | ".join(f"x{i}_" for i in places)
-        given = ", ".join(f"x{i}" for i in range(count))
-        head = [
-            *(f"x{i}_ = x{i}.data_ptr()" for i in places),
-            f"if ({lows}) & 15 or stream_of({device}) != {launch.stream_of(device)} or current() != {device} or watchers:",
-            "    return cannot",
-        ]  # fmt: skip
-        body = self.lines
-        if self.buffers:
-            gone = " or ".join(
-                f"(b := {self._know(buffer)}()) is None or at({self._know(key)}) is not b"
-                for key, buffer in self.buffers.items()
-            )
-            body = ["with lock:", *(f"    {line}" for line in (f"if {gone}:", "    return stale", *body))]
-        text = [f"def program({given}):", *(f"    {line}" for line in (*head, *body, f"return {returned}"))]
-        self.known |= {
-            "cannot": _CANNOT, "stale": _STALE, "stream_of": launch.stream_of, "current": launch.current_device, "at": workspace.at,
-            "watchers": launch.watchers(), "lock": workspace.locked(),
-            "zeros": workspace.zeros,
-        }  # fmt: skip
-        exec("\n".join(text), self.known)
-        return self.known["program"]  # type: ignore[no-any-return]
-
-    def _allocate(self) -> None:
-        """Names for memory. All that nobody sees as a tensor is one piece, in which a place is taken from its first use
-        to its last."""
-        wanted = {_storage(x): x for x in _tensors(self.results)}
-        calls = [step for step in self.watch.steps if isinstance(step, _Call)]
-        shown = {_storage(x) for call in calls for x in call.tensors()}
-        uses: dict[int, list[int]] = {}
-        for number, step in enumerate(self.watch.steps):
-            for x in step[3] if isinstance(step, tuple) else []:
-                if isinstance(x, Tensor):
-                    uses.setdefault(_storage(x), []).append(number)
-        hidden: list[tuple[int, int, int]] = []  # begin, end, last use
-        made = []
-        for i, x in enumerate(self.watch.made):
-            storage = _storage(x)
-            if storage in self.names:
-                raise _NotOursError
-            if storage in wanted or storage in shown:
-                piece = wanted.get(storage, x)
-                if not _covers(piece):
-                    raise _NotOursError
-                self.names[storage] = [(f"m{i}", 0, piece)]
-                self.makes[f"m{i}"] = piece.dtype, tuple(piece.shape), piece.stride()
-            elif storage in uses:
-                made.append((uses[storage][0], uses[storage][-1], x))
-        for first, last, x in sorted(made, key=itemgetter(0)):
-            size, begin = -(-x.untyped_storage().nbytes() // _ALIGNED) * _ALIGNED, 0
-            for start, end, until in sorted(hidden):
-                if until >= first and begin + size > start and begin < end:
-                    begin = end
-            hidden.append((begin, begin + size, last))
-            self.names[_storage(x)] = [("m", begin, x)]
-        if hidden:
-            self.makes["m"] = torch.uint8, (max(end for _, end, _ in hidden),), (1,)
-
-    def _use(self, name: str) -> None:
-        """Memory is allocated where it is first needed."""
-        if name in self.makes:
-            dtype, shape, strides = self.makes.pop(name)
-            # `empty` takes twice as long, and to read a torch.Size twice as long as a tuple
-            device = self.watch.tensors[0].device
-            make = self._know(partial(torch.empty_strided, shape, strides, dtype=dtype, device=device))
-            self.lines += [f"{name} = {make}()", f"{name}_ = {name}.data_ptr()"]
-
-    def _launch(
-        self, run: Any, grid: tuple[int, int, int], settings: tuple[Any, ...], args: list[Any]
-    ) -> None:
-        for x in args:
-            if type(x) is Tiles:
-                self._in_workspace(x.parts)
-        run, args = launch.without_maps(run, args)
-        shown = [self._address(x) if isinstance(x, Tensor) else self._know(x) for x in args]
-        stream = launch.stream_of(self.watch.device)
-        passed = ", ".join([*map(str, grid), str(stream), *map(self._know, settings), *shown])
-        self.lines.append(f"{self._know(run)}({passed})")
-
-    def _call(self, call: _Call) -> None:
-        passed = [self._passed(x) for x in call.args]
-        passed += [f"{key}={self._passed(x)}" for key, x in call.options.items()]
-        line = f"{self._know(call.operator)}({', '.join(passed)})"
-        if any(_storage(call.found) == _storage(x) for x in call.tensors()):
-            self.lines.append(line)
-            return
-        found = f"c{len(self.names)}"
-        self.names[_storage(call.found)] = [(found, 0, call.found)]
-        self.lines += [f"{found} = {line}", f"{found}_ = {found}.data_ptr()"]
-
-    def _zeros(self, found: Tensor) -> None:
-        name = f"z{len(self.lines)}"
-        self.names.setdefault(_storage(found), []).append((name, 0, found))
-        self.lines += [f"{name} = zeros({found.numel()}, {self._know(found.device)})", f"{name}_ = {name}.data_ptr()"]
-
-    def _passed(self, x: Any) -> str:
-        """What an operator is given."""
-        if not isinstance(x, Tensor):
-            return self._know(x)
-        name, distance, home = self._home(x)
-        self._use(name)
-        if distance or home.dtype is not x.dtype:
-            raise _NotOursError
-        if x.shape == home.shape and x.stride() == home.stride() and _offset(x) == _offset(home):
-            return name
-        begin = x.storage_offset() - home.storage_offset()
-        place = f"{name}.storage_offset() + {begin}" if begin else f"{name}.storage_offset()"
-        return f"{name}.as_strided({tuple(x.shape)}, {x.stride()}, {place})"
-
-    def _home(self, x: Tensor) -> tuple[str, int, Tensor]:
-        found = self.names.get(_storage(x), [])
-        if len(found) > 1:  # arguments in one storage: that of them which the tensor begins in
-            found = [home for home in found if _has(home[2], x.storage_offset())]
-        if len(found) != 1:
-            raise _NotOursError
-        return found[0]
-
-    def _know(self, value: Any) -> str:
-        """As the program writes it."""
-        if type(value) is int and value == self.watch.drawn:
-            self.uses_drawn = True
-            return self.drawn
-        if value is None or type(value) in (bool, int):
-            return repr(value)
-        name = f"k{len(self.known)}"
-        self.known[name] = value
-        return name
-
-    def _address(self, x: Tensor) -> str:
-        if launch.is_lasting(x):
-            self._know(x)  # which keeps it
-            return str(x.data_ptr())
-        if _storage(x) not in self.names:
-            self._in_workspace(x)
-            return str(x.data_ptr())
-        name, distance, home = self._home(x)
-        self._use(name)
-        distance += _offset(x) - _offset(home)
-        return f"{name}_ + {distance}" if distance else f"{name}_"
-
-    def _in_workspace(self, x: Tensor) -> None:
-        holder = workspace.holder(x)
-        if holder is None:
-            raise _NotOursError
-        self.buffers[holder[0]] = weakref.ref(holder[1])
-
-    def _returned(self) -> str:
-        if isinstance(self.results, tuple | list):
-            names = [self._result(x) for x in self.results]
-            known = [name for name in names if name != "None"]
-            if len(set(known)) != len(known):
-                raise _NotOursError  # two results in one piece
-            return f"({', '.join(names)},)"
-        return self._result(self.results)
-
-    def _result(self, x: Any) -> str:
-        if x is None:
-            return "None"
-        if not isinstance(x, Tensor):
-            raise _NotOursError
-        name, _, home = self._home(x)
-        if name[0] == "x":  # an argument
-            raise _NotOursError
-        self._use(name)
-        same = x.shape == home.shape and x.stride() == home.stride() and _offset(x) == _offset(home)
-        if not same or x.dtype is not home.dtype:
-            raise _NotOursError
-        return name
-
-
-def _covers(x: Tensor) -> bool:
-    """Whether a tensor of this shape and these strides has a storage of this one's size."""
-    last = sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
-    size = (last + 1) * x.element_size() if x.numel() else 0
-    return x.storage_offset() == 0 and size == x.untyped_storage().nbytes()
-
-
-def _storage(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
-
-
-def _offset(x: Tensor) -> int:
-    return x.storage_offset() * x.element_size()
-
-
-def _tensors(results: Any) -> list[Tensor]:
-    return [x for x in (results if isinstance(results, tuple | list) else [results]) if isinstance(x, Tensor)]
-
-
-def _has(x: Tensor, place: int) -> bool:
-    """Whether an element of x, whose elements do not overlap, is at this place of the storage."""
-    left = place - x.storage_offset()
-    for step, size in sorted(zip(x.stride(), x.shape, strict=True), reverse=True):
-        if step and left > 0:
-            left -= min(left // step, size - 1) * step
-    return left == 0
-
-
-@cache
-def _returns_memory(func: Any) -> bool:
-    """Whether an operator gives its argument's memory another shape, or copies it where that cannot be."""
-    if func is aten._unsafe_view.default:
-        return True
-    schema = func._schema
-    returns = [r.alias_info for r in schema.returns]
-    return not schema.is_mutable and len(returns) == 1 and returns[0] is not None

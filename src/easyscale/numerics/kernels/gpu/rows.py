@@ -22,6 +22,7 @@ from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, proces
 CHUNKS = 8  # values of one thread that a program holds for each of its lanes
 MOST_LANES = 2048  # of one row, four neighbouring values for each thread
 FEW_LANES = 128  # those of one warp
+ROUNDS = 4  # of a row: with 16 of them, the sum of each two takes longer than what is gained
 MANY_LANES = 2**19  # those of as many threads as a GPU of today holds at a time
 ROW = 2**20  # the longest row of one program
 AT_ONCE = 16384  # the longest one where there are few
@@ -170,11 +171,12 @@ def merged(levels: Levels) -> Levels:
 def row_shape(n: int, rows: int, chunks: int, most: int = 0) -> tuple[dict[str, int], int]:
     """How a program takes rows of n values: its LANES, CHUNKS, VALID chunks and LEVELS, the number of warps, and how
     many rows. Rows of one warp's lanes stay in it, so that their sums do not go through shared memory. At most `most`
-    lanes, if that is given and all rows together have lanes enough: then several programs share an SM, and one
-    computes while another one waits for its values."""
+    lanes, if that is given, all rows together have lanes enough and the rounds remain few: then several programs share
+    an SM, and one computes while another one waits for its values."""
     padded = power(n)
     lanes = min(padded, max(FEW_LANES, min(padded // chunks, MOST_LANES)))
-    while most and lanes > max(most, FEW_LANES) and rows * lanes > MANY_LANES:
+    fewest = max(most, FEW_LANES, padded // (chunks * ROUNDS))
+    while most and lanes > fewest and rows * lanes > MANY_LANES:
         lanes //= 2
     count = min(chunks, padded // lanes)
     levels = (padded // (lanes * count)).bit_length() - 1
