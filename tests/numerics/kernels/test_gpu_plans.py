@@ -39,7 +39,7 @@ def test_what_is_kept_gives_the_bits_of_torch_operators(check: str) -> None:
 # Of a step with two linear layers, gelu, dropout and layer norm, forward and backward: 22 launches for six products
 # (both factors are cut by one forward and by two in each gradient; then the product and its repair), 4 for the
 # gradients of the biases, 2 for gelu, 2 for dropout, 4 for the norm. An operator that takes one step more shows here.
-# Calls are those of forms that no program does: here of dropout, which draws numbers, and of clipping and the optimizer.
+# Calls are of what no program does: here of dropout, which draws numbers, of clipping and of the optimizer.
 LAUNCHES, CALLS = 34, 11
 
 

@@ -272,6 +272,29 @@ def _left_to_the_form() -> None:
         assert_same(mm(a(1), b(1)), mm._function(a(1), b(1)))  # what was one tensor twice is no other now
 
 
+def _what_is_unlike_is_not_done_by_the_program() -> None:
+    with addressed():
+        gelu = form_of("gelu")
+        for seed in range(ROUNDS):
+            gelu(numbers(6, 8, seed=seed))
+        assert count_of(gelu) == 1
+        calls = []
+        function = gelu._function
+        turned, late = numbers(8, 6, seed=7).t(), numbers(49, seed=8)[1:].view(6, 8)
+        with patch.object(gelu, "_function", lambda *a: (calls.append(1), function(*a))[1]):
+            for other in (turned, late, late.half(), numbers(8, 6, seed=9)):
+                before = len(calls)
+                assert_same(gelu(other), function(other))
+                assert len(calls) == before + 1
+            gelu(numbers(6, 8, seed=10))
+            assert len(calls) == before + 1
+        power = form_of("pow.Tensor_Scalar")
+        for seed in range(2 * ROUNDS):
+            for number in (2, 2.0, 0.5, -0.0):
+                x = numbers(6, 8, seed=seed)
+                assert_same(power(x, number), power._function(x, number))
+
+
 def _kept_weights_are_left_to_the_form() -> None:
     with small(**SLICED), addressed():
         mm = form_of("mm")
@@ -332,10 +355,11 @@ def _only_launches_and_copies_are_programs() -> None:
     from easyscale.numerics.kernels.philox import draw_key
     from easyscale.numerics.kernels.stock import stock
 
-    exp, mul = FORMS["exp"].function, stock("mul.Tensor")
+    exp, mul, over = FORMS["exp"].function, stock("mul.Tensor"), stock("mul_.Tensor")
     outside = torch.ones(20)
     spoiled: dict[str, Callable[[Tensor], Any]] = {
-        "a stock kernel": lambda x: mul(x, x), "an operator": lambda x: torch.nn.functional.relu(exp(x)),
+        "a stock kernel": lambda x: mul(x, x), "one in place": lambda x: (y := exp(x), over(y, y))[0],
+        "an operator": lambda x: torch.nn.functional.relu(exp(x)),
         "a number of the tensor": lambda x: exp(x) if x.sum().item() > 1e9 else exp(x.clone()),
         "a random number": lambda x: exp(x) if draw_key(None) else None, "its argument": lambda x: x,
         "memory of others": lambda x: (exp(x), outside), "one piece twice": lambda x: (y := exp(x), y[:3]),
@@ -386,7 +410,8 @@ def _installed_anew() -> None:
 def interpreted() -> Checks:
     return {
         "products": _products, "convolutions": _convolutions, "norms": _norms, "rows": _rows, "attention": _attention,
-        "left to the form": _left_to_the_form, "kept weights": _kept_weights_are_left_to_the_form,
+        "left to the form": _left_to_the_form, "what is unlike": _what_is_unlike_is_not_done_by_the_program,
+        "kept weights": _kept_weights_are_left_to_the_form,
         "a workspace that moves": _a_workspace_that_moves_is_seen, "streams": _other_streams_and_watchers_are_seen,
         "only launches": _only_launches_and_copies_are_programs, "memory": _memory_is_used_again,
         "installed": _installed_anew,
