@@ -28,8 +28,16 @@ from triton_plans_probe import SLICED, by, small  # noqa: E402
 from triton_probe import Checks, complaints_of  # noqa: E402
 
 from d2_rows import assert_same  # noqa: E402  this file runs as a program of its own
-from easyscale.numerics.kernels import attention, catalogue, gpu, install, weights  # noqa: E402
+from easyscale.numerics.kernels import (  # noqa: E402
+    attention,
+    catalogue,
+    gpu,
+    install,
+    sliced_convolutions,
+    weights,
+)
 from easyscale.numerics.kernels.gpu import launch, programs, replay, workspace  # noqa: E402
+from easyscale.numerics.kernels.gpu.launch import Tiles  # noqa: E402
 
 FORMS = catalogue.FORMS
 ROUNDS = 3  # of each form: unknown, watched, and by its program
@@ -47,13 +55,19 @@ def addressed() -> Iterator[None]:
     def first(kernel: Any, grid: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         dtypes = [x.dtype if isinstance(x, Tensor) else None for x in args]
 
-        def run(gx: int, gy: int, gz: int, _stream: int, *given: Any) -> None:
+        def run(gx: int, gy: int, gz: int, _stream: int, *final: Any) -> None:
+            given = [x.descriptor if isinstance(x, _Map) else x for x in final if x is not _BESIDE]
             with _disable_current_modes():  # the interpreter computes by torch
                 kernel[gx, gy, gz](*[_tensor(*pair) for pair in zip(given, dtypes, strict=True)], **named)
 
         whole = (*grid, *(1,) * (3 - len(grid)))
-        run(*whole, 0, *[x.data_ptr() if isinstance(x, Tensor) else x for x in args])
-        return run, (), ()
+        there = [x.data_ptr() if isinstance(x, Tensor) else x for x in args]
+        if not any(isinstance(x, Tiles) for x in args):
+            run(*whole, 0, *there)
+            return run, (), ()
+        maps = launch._WithMaps(run, [None] * len(args), lambda descriptor, _meta: [_Map(descriptor), _BESIDE])
+        maps(*whole, 0, *there)
+        return maps, (), ()
 
     with ExitStack() as stack:
         for name, value in (("_first", first), ("_known", {}), ("_stream", lambda _device: 0)):
@@ -67,6 +81,16 @@ def addressed() -> Iterator[None]:
         yield
 
 
+class _Map:
+    """In place of what the copy engine reads, with which Triton's launcher wants something beside."""
+
+    def __init__(self, descriptor: Any) -> None:
+        self.descriptor = descriptor
+
+
+_BESIDE = object()
+
+
 def _plans() -> list[Any]:
     modules = [module for name, module in sys.modules.items() if name.startswith("easyscale.numerics.kernels.")]
     found = [value for module in modules for value in vars(module).values() if hasattr(value, "cache_clear")]
@@ -76,7 +100,7 @@ def _plans() -> list[Any]:
 def _tensor(value: Any, dtype: torch.dtype | None) -> Any:
     """One element is enough: the interpreter reads behind it."""
     if dtype is None:
-        return launch._as_triton_takes_it(value)
+        return value
     if not value:  # of no elements
         return torch.empty(0, dtype=dtype)
     size = dtype.itemsize
@@ -163,8 +187,6 @@ def _convolutions() -> None:
         _convolution((2, 3, 4, 3), 3, 3, 2, groups=3)
         with patch.multiple(gpu.direct_convolutions, MOST_ROWS=0, MOST_PAIRS=0):
             _convolution((1, 2, 4, 4), 2, 3, 2, bias=True)
-    from easyscale.numerics.kernels import sliced_convolutions
-
     with small(**SLICED), patch.object(sliced_convolutions, "SLICED_CHANNELS", 1), addressed():
         _convolution((2, 2, 3, 4), 3, 3, 1, bias=True)
         _convolution((1, 2, 4, 4), 3, 3, 2)
@@ -295,19 +317,53 @@ def _what_is_unlike_is_not_done_by_the_program() -> None:
                 assert_same(power(x, number), power._function(x, number))
 
 
-def _kept_weights_are_left_to_the_form() -> None:
+def _kept_weights(made: Callable[[Any, int, Tensor], Any], form: Any, weight: Tensor) -> None:
+    """Several mini-batches of a step: the first one cuts, which is not worth being watched, the second one is watched,
+    then it is the program's. A weight that has changed is cut again. `made(form, seed, weight)` calls the form."""
+    for seed in range(ROUNDS):
+        made(form, seed, weight)
+    assert count_of(form) == 1  # nothing is kept yet
+    weights.declare([weight])
+    calls: list[int] = []
+    function = form._function
+    try:
+        with patch.object(form, "_function", lambda *a: (calls.append(1), function(*a))[1]):
+            made(form, 5, weight)
+            weights.forget()
+            for step in range(3):
+                by_form = []
+                for seed in range(4):
+                    before = len(calls)
+                    found = made(form, 10 * step + seed, weight)
+                    by_form.append(len(calls) > before)
+                    assert_same(found, made(function, 10 * step + seed, weight))
+                assert by_form == ([True, True, False, False] if not step else [True, False, False, False]), by_form
+                assert len(weights._kept) == 1
+                weight.data.mul_(1.5) if step else weight.mul_(-0.7)  # the optimizer's step
+                weights.forget()
+            made(form, 1, weight)
+            weight.add_(0.25)  # in the midst of a step: its version says so
+            assert_same(made(form, 2, weight), made(function, 2, weight))
+        assert count_of(form) == 2
+    finally:
+        weights.end()
+
+
+def _weights_are_kept() -> None:
     with small(**SLICED), addressed():
-        mm = form_of("mm")
-        a, b = numbers(8, 16, seed=1), numbers(16, 5, seed=2)
-        for _ in range(ROUNDS):
-            wanted = mm(a, b)
-        assert count_of(mm) == 1
-        weights.declare([b])
-        try:
-            assert_same(mm(a, b), wanted)
-            assert len(weights._kept) == 1
-        finally:
-            weights.end()
+        _kept_weights(lambda form, s, w: form(numbers(8, 16, seed=s), w), form_of("mm"), numbers(16, 5, seed=2))
+        _kept_weights(lambda form, s, w: form(numbers(8, 16, seed=s), w.t()), form_of("mm"), numbers(5, 16, seed=2))
+        _kept_weights(lambda form, s, w: form(w, numbers(16, 8, seed=s)), form_of("mm"), numbers(5, 16, seed=2))
+        bias = numbers(5, seed=4)
+        _kept_weights(
+            lambda form, s, w: form(bias, numbers(8, 16, seed=s), w), form_of("addmm"), numbers(16, 5, seed=2)
+        )
+    with small(**SLICED), patch.object(sliced_convolutions, "SLICED_CHANNELS", 1), addressed():
+        options = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        _kept_weights(
+            lambda form, s, w: form(numbers(2, 2, 3, 4, seed=s), w, None, *options), form_of("convolution"),
+            numbers(3, 2, 3, 3, seed=2),
+        )  # fmt: skip
 
 
 def _a_workspace_that_moves_is_seen() -> None:
@@ -411,7 +467,7 @@ def interpreted() -> Checks:
     return {
         "products": _products, "convolutions": _convolutions, "norms": _norms, "rows": _rows, "attention": _attention,
         "left to the form": _left_to_the_form, "what is unlike": _what_is_unlike_is_not_done_by_the_program,
-        "kept weights": _kept_weights_are_left_to_the_form,
+        "kept weights": _weights_are_kept,
         "a workspace that moves": _a_workspace_that_moves_is_seen, "streams": _other_streams_and_watchers_are_seen,
         "only launches": _only_launches_and_copies_are_programs, "memory": _memory_is_used_again,
         "installed": _installed_anew,

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from easyscale.core.errors import UnsupportedError
 from easyscale.numerics.kernels import gpu, native, primitives
-from easyscale.numerics.kernels.gpu import draws, launch
+from easyscale.numerics.kernels.gpu import draws
 from easyscale.numerics.kernels.stock import on_cpu
+from easyscale.numerics.kernels.watching import not_a_launch
 
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
@@ -30,7 +31,7 @@ def draw_key(generator: torch.Generator | None) -> int:
             "at level D2 the numbers come from CPU generators on every device type, so that a job can move.",
             "pass a CPU generator (torch.Generator()) or none.",
         )
-    launch.not_a_launch()
+    not_a_launch()
     place = torch.empty_strided((), (), dtype=torch.int64, device="cpu")  # twice as fast as `empty`
     return int(_random(place, generator=generator).item())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from easyscale.numerics.kernels.gpu import launch
+from easyscale.numerics.kernels import watching
 
 _KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
@@ -24,11 +24,11 @@ def stock(name: str) -> Callable[..., Any]:
             keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
             found[device] = partial(torch.library.get_kernel(f"aten::{name}", key).call_boxed, keys)
 
-    watched, tensor = launch.watchers(), torch.Tensor
+    watched, tensor = watching.watchers(), torch.Tensor
 
     def call(*args: Any, **options: Any) -> Any:
         if watched:
-            launch.not_a_launch()
+            watching.not_a_launch()
         first = args[0] if args else None
         if not isinstance(first, tensor) or (first.is_cpu and (len(args) > 1 or options)):
             return found[_device(args, options)](*args, **options)

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from easyscale.numerics.kernels import watching
+
 Cut = TypeVar("Cut")
 
 _declared: set[int] = set()  # storages of parameters
@@ -49,6 +51,14 @@ def keeps(v: Tensor) -> bool:
     return bool(_declared) and not v.is_inference() and v.untyped_storage().data_ptr() in _declared
 
 
+def found(v: Tensor, further: int, shape: tuple[int, ...], strides: tuple[int, ...], slices: int, kind: str) -> Any:
+    """What is kept of a view of v that begins so much further on, if anything is."""
+    return _kept.get((
+        v.untyped_storage().data_ptr(), v.storage_offset() + further, shape, strides, v.dtype, v.device, slices, kind,
+        v._version,
+    ))  # fmt: skip
+
+
 def cut(v: Tensor, slices: int, kind: str, make: Callable[[], Cut]) -> Cut:
     """`make()`, or what it gave before for this very tensor. `kind` says how its slices are laid out."""
     if not keeps(v):
@@ -58,6 +68,8 @@ def cut(v: Tensor, slices: int, kind: str, make: Callable[[], Cut]) -> Cut:
         v._version,
     )  # fmt: skip
     if key not in _kept:
+        watching.tell_later()
         _kept[key] = make()
-    found: Cut = _kept[key]
-    return found
+    known: Cut = _kept[key]
+    watching.tell_kept(v, slices, kind, known)
+    return known

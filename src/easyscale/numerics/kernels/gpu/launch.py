@@ -14,12 +14,12 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from threading import get_ident
-from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from easyscale.numerics.kernels.watching import not_a_launch, tell_launch, watchers
 
 # The order of what Triton's C launcher takes, as its source has it; other versions have other orders.
 _ORDER = (
@@ -28,6 +28,8 @@ _ORDER = (
 )
 _DOUBLE, _WHOLE = struct.Struct("<d"), struct.Struct("<q")
 _AS_THEY_ARE = (bool, float, type(None))  # Triton looks at the type of these only; of None there is one
+
+_watchers = watchers()
 
 # From the facts of a launch: the kernel (kept, since its id is one of the facts), and what calls it directly, if there
 # is. One table for all threads: entries are only added, and two that add the same one add equals.
@@ -80,83 +82,6 @@ def bits(value: float) -> int:
     return found
 
 
-# ---------------------------------------------------------------------------------------------------------- watching
-
-
-class Watcher(Protocol):
-    """Told of all that a thread launches (`replay`)."""
-
-    def launched(
-        self, run: Callable[..., None] | None, grid: tuple[int, int, int], settings: tuple[Any, ...],
-        args: Sequence[Any], constants: Sequence[Any],
-    ) -> None: ...  # fmt: skip
-
-    def zeros(self, found: Tensor) -> None: ...
-
-    def spoil(self) -> None: ...
-
-
-_watchers: dict[int, Watcher] = {}  # by thread
-
-
-def watch(watcher: Watcher | None) -> None:
-    """What this thread tells of its launches from here on, or nobody."""
-    if watcher is None:
-        _watchers.pop(get_ident(), None)
-    else:
-        _watchers[get_ident()] = watcher
-
-
-def watchers() -> dict[int, Watcher]:
-    """Of all threads: always the same object, empty or not."""
-    return _watchers
-
-
-def is_watched() -> bool:
-    """Whether this thread is."""
-    return bool(_watchers) and get_ident() in _watchers
-
-
-def not_a_launch() -> None:
-    """Something is about to be computed that no watcher sees."""
-    if _watchers:
-        watcher = _watchers.get(get_ident())
-        if watcher is not None:
-            watcher.spoil()
-
-
-def tell_zeros(found: Tensor) -> None:
-    """The workspace has given these away."""
-    if _watchers:
-        watcher = _watchers.get(get_ident())
-        if watcher is not None:
-            watcher.zeros(found)
-
-
-_lasting: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
-
-
-def lasting(table: Tensor) -> Tensor:
-    """The same, known as one that is kept and never changed."""
-    _lasting[id(table)] = table
-    return table
-
-
-def is_lasting(x: Tensor) -> bool:
-    return _lasting.get(id(x)) is x
-
-
-def _tell(
-    run: Callable[..., None] | None, grid: tuple[int, ...], settings: tuple[Any, ...], args: Sequence[Any],
-    constants: Sequence[Any],
-) -> None:  # fmt: skip
-    watcher = _watchers.get(get_ident())
-    if watcher is not None:
-        size = len(grid)
-        whole = grid[0], grid[1] if size > 1 else 1, grid[2] if size > 2 else 1
-        watcher.launched(run, whole, settings, args, constants)
-
-
 # ---------------------------------------------------------------------------------------------------------- launches
 
 
@@ -191,11 +116,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **named: Any) -> None
     if entry is None:
         _known[key] = entry = (kernel, *_first(kernel, grid, args, named))
         if _watchers:
-            _tell(entry[1], grid, entry[2], args, entry[3])
+            tell_launch(entry[1], grid, entry[2], args, entry[3])
         return None
     _, run, settings, constants = entry
     if _watchers:
-        _tell(run, grid, settings, args, constants)
+        tell_launch(run, grid, settings, args, constants)
     if run is None:
         kernel[grid](*map(_as_triton_takes_it, args), **named)
     else:
@@ -238,7 +163,7 @@ class Launch:
             return self._slowly(tensors)
         run, settings, rest = entry
         if _watchers:
-            _tell(run, self._grid, settings, tensors, rest)
+            tell_launch(run, self._grid, settings, tensors, rest)
         run(*self._grid, _stream(device), *settings, *places, *rest)
         return None
 
@@ -360,30 +285,33 @@ class _WithMaps:
         self.run(*self.final(args))
 
     def final(self, args: Sequence[Any]) -> list[Any]:
-        """The arguments with maps, and what Triton's launcher wants beside them, for `Tiles`."""
-        maps = self._maps
+        """The arguments with maps for `Tiles`."""
         final: list[Any] = []
         number = 0
         for arg in args:
-            if type(arg) is not Tiles:
+            if type(arg) is Tiles:
+                final += self.of(number, arg)
+                number += 1
+            else:
                 final.append(arg)
-                continue
-            key = (number, arg.parts.data_ptr(), arg.parts.shape)
-            found = maps.get(key)
-            if found is None:
-                if len(maps) >= _MOST_MAPS:
-                    maps.clear()
-                made = self._make(_as_triton_takes_it(arg), self._metas[number])
-                # where the device has no copy engine, a descriptor is its address and sizes
-                found = maps[key] = [x.data_ptr() if isinstance(x, Tensor) else x for x in made]
-            final += found
-            number += 1
         return final
 
+    def of(self, number: int, tiles: Tiles) -> list[Any]:
+        """The map of descriptor `number`, and what Triton's launcher wants beside it. They hold no memory."""
+        key = (number, tiles.parts.data_ptr(), tiles.parts.shape)
+        found = self._maps.get(key)
+        if found is None:
+            if len(self._maps) >= _MOST_MAPS:
+                self._maps.clear()
+            made = self._make(_as_triton_takes_it(tiles), self._metas[number])
+            # where the device has no copy engine, a descriptor is its address and sizes
+            found = self._maps[key] = [x.data_ptr() if isinstance(x, Tensor) else x for x in made]
+        return found
 
-def without_maps(run: Callable[..., None], args: list[Any]) -> tuple[Callable[..., None], list[Any]]:
-    """What launches the same, and its arguments, with maps made: they hold no memory."""
-    return (run.run, run.final(args)) if isinstance(run, _WithMaps) else (run, args)
+
+def apart(run: Callable[..., None]) -> tuple[Callable[..., None], Callable[[int, Tiles], list[Any]] | None]:
+    """What launches with maps that are there already; and what makes them, where it needs any."""
+    return (run.run, run.of) if isinstance(run, _WithMaps) else (run, None)
 
 
 @cache

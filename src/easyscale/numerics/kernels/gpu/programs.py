@@ -1,4 +1,4 @@
-"""How a form is watched, and the program that is written of it: for `replay`.
+"""The program that is written of what a form did while it was watched (`steps`): for `replay`.
 
 A program is Python in which nothing is found out any more: addresses are taken of arguments, memory is allocated, and
 kernels are launched by Triton's launcher in C with their numbers written out. `_Writer` says what its names mean.
@@ -7,34 +7,23 @@ kernels are launched by Triton's launcher in C with their numbers written out. `
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from easyscale.numerics.kernels import weights
+from easyscale.numerics.kernels import watching, weights
 from easyscale.numerics.kernels.gpu import launch, workspace
 from easyscale.numerics.kernels.gpu.launch import Tiles
+from easyscale.numerics.kernels.gpu.steps import Call, Kept, Watch, Zeros, storage_of
 
 Program = Callable[..., Any]
 # What a program returns that has done nothing: this call is not as those before, or the workspace is another.
 CANNOT, STALE = object(), object()
 
-aten = torch.ops.aten
-_MAKES = frozenset([
-    aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default,
-    aten.new_empty_strided.default,
-])  # fmt: skip
-# A program calls them, as the form does.
-_CALLS = frozenset([
-    aten.clone.default, aten._to_copy.default, aten.constant_pad_nd.default, aten.zero_.default, aten.copy_.default,
-    aten.add.Tensor, aten.add_.Tensor, aten.flip.default, aten.zeros.default,
-])  # fmt: skip
 _ALIGNED = 256  # bytes
 
 
@@ -42,95 +31,20 @@ class NotOursError(Exception):
     """An address of memory that neither the form nor its caller nor the workspace has."""
 
 
-class Watch(TorchDispatchMode):
-    """Of one call: what it allocates, copies and launches. Entered in the thread that it is called in."""
-
-    def __init__(self, tensors: list[Tensor], drawn: int | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.tensors, self.drawn = tensors, drawn
-        self.made: list[Tensor] = []  # allocated
-        self.steps: list[Any] = []  # launches, as `launched` gets them, and `_Call`s, and `_Zeros`
-        self.spoiled = False
-        self.device = tensors[0].get_device()
-
-    def may_begin(self) -> bool:
-        return (
-            not launch.is_watched()
-            and all(x.get_device() == self.device and launch.is_aligned(x) for x in self.tensors)
-            and self.device == launch.current_device()
-            and not any(map(weights.keeps, self.tensors))
-        )
-
-    def __enter__(self) -> Watch:
-        launch.watch(self)
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        launch.watch(None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = kwargs or {}
-        found = func(*args, **options)
-        if func in _MAKES:
-            self.made.append(found)
-        elif func in _CALLS:
-            self.steps.append(_Call(func, args, options, found))
-        elif not _returns_memory(func) or not isinstance(found, Tensor):
-            self.spoiled = True
-        elif _storage(found) != _storage(args[0]):  # `contiguous`, `reshape`: sometimes a copy
-            self.steps.append(_Call(func, args, options, found))
-        return found
-
-    def zeros(self, found: Tensor) -> None:
-        self.steps.append(_Zeros(found))
-
-    def spoil(self) -> None:
-        self.spoiled = True
-
-    def launched(
-        self, run: Callable[..., None] | None, grid: tuple[int, int, int], settings: tuple[Any, ...],
-        args: Sequence[Any], constants: Sequence[Any],
-    ) -> None:  # fmt: skip
-        if run is None:
-            self.spoiled = True
-        else:
-            self.steps.append((run, grid, settings, [*args, *constants]))
-
-    def program(self, places: list[int], count: int, drawn: int | None, results: Any) -> Program | None:
-        """What was watched, to be done again, of `count` arguments; None if that cannot be."""
-        if self.spoiled:
-            return None
-        try:
-            return _Writer(self, drawn, results).written(places, count)
-        except NotOursError:
-            return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """Of an operator of torch."""
-
-    operator: Any
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    found: Tensor
-
-    def tensors(self) -> list[Tensor]:
-        return [x for x in (*self.args, *self.options.values()) if isinstance(x, Tensor)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Zeros:
-    """That the workspace gave away."""
-
-    found: Tensor
+def written(watch: Watch, places: list[int], count: int, drawn: int | None, results: Any) -> Program | None:
+    """What was watched, to be done again, of `count` arguments; None if that cannot be."""
+    if watch.spoiled:
+        return None
+    try:
+        return _Writer(watch, drawn, results).written(places, count)
+    except NotOursError:
+        return None
 
 
 class _Writer:
     """Writes a program, in Python: `x3` is a tensor among the arguments, `m0` a piece of memory, `c0` what a call
-    returned, with addresses `x3_`, `m0_`, `c0_`; `k7` is something that the program knows."""
+    returned, `w0` what is kept of a weight, with addresses `x3_`, `m0_`, `c0_`, `w0_`; `k7` is something that the
+    program knows."""
 
     def __init__(self, watch: Watch, drawn: int | None, results: Any) -> None:
         self.watch, self.drawn, self.results = watch, f"x{drawn}", results
@@ -144,13 +58,15 @@ class _Writer:
 
     def written(self, places: list[int], count: int) -> Program:
         for i, x in zip(places, self.watch.tensors, strict=True):
-            self.names.setdefault(_storage(x), []).append((f"x{i}", 0, x))
+            self.names.setdefault(storage_of(x), []).append((f"x{i}", 0, x))
         self._allocate()
         for step in self.watch.steps:
-            if isinstance(step, _Call):
+            if isinstance(step, Call):
                 self._call(step)
-            elif isinstance(step, _Zeros):
+            elif isinstance(step, Zeros):
                 self._zeros(step.found)
+            elif isinstance(step, Kept):
+                self._weight(step)
             else:
                 self._launch(*step)
         if not self.uses_drawn:
@@ -174,7 +90,8 @@ class _Writer:
         text = [f"def program({given}):", *(f"    {line}" for line in (*head, *body, f"return {returned}"))]
         self.known |= {
             "cannot": CANNOT, "stale": STALE, "stream_of": launch.stream_of, "current": launch.current_device,
-            "at": workspace.at, "watchers": launch.watchers(), "lock": workspace.locked(), "zeros": workspace.zeros,
+            "at": workspace.at, "watchers": watching.watchers(), "lock": workspace.locked(), "zeros": workspace.zeros,
+            "kept": weights.found,
         }  # fmt: skip
         exec(compile("\n".join(text), "<program of a form>", "exec"), self.known)
         return self.known["program"]  # type: ignore[no-any-return]
@@ -182,18 +99,18 @@ class _Writer:
     def _allocate(self) -> None:
         """Names for memory. All that nobody sees as a tensor is one piece, in which a place is taken from its first use
         to its last."""
-        wanted = {_storage(x): x for x in _tensors(self.results)}
-        calls = [step for step in self.watch.steps if isinstance(step, _Call)]
-        shown = {_storage(x) for call in calls for x in call.tensors()}
+        wanted = {storage_of(x): x for x in _tensors(self.results)}
+        calls = [step for step in self.watch.steps if isinstance(step, Call)]
+        shown = {storage_of(x) for call in calls for x in call.tensors()}
         uses: dict[int, list[int]] = {}
         for number, step in enumerate(self.watch.steps):
             for x in step[3] if isinstance(step, tuple) else []:
                 if isinstance(x, Tensor):
-                    uses.setdefault(_storage(x), []).append(number)
+                    uses.setdefault(storage_of(x), []).append(number)
         hidden: list[tuple[int, int, int]] = []  # begin, end, last use
         made = []
         for i, x in enumerate(self.watch.made):
-            storage = _storage(x)
+            storage = storage_of(x)
             if storage in self.names:
                 raise NotOursError
             if storage in wanted or storage in shown:
@@ -210,7 +127,7 @@ class _Writer:
                 if until >= first and begin + size > start and begin < end:
                     begin = end
             hidden.append((begin, begin + size, last))
-            self.names[_storage(x)] = [("m", begin, x)]
+            self.names[storage_of(x)] = [("m", begin, x)]
         if hidden:
             self.makes["m"] = torch.uint8, (max(end for _, end, _ in hidden),), (1,)
 
@@ -226,29 +143,56 @@ class _Writer:
     def _launch(
         self, run: Any, grid: tuple[int, int, int], settings: tuple[Any, ...], args: list[Any]
     ) -> None:
+        run, maps = launch.apart(run)
+        shown, number = [], 0
         for x in args:
             if type(x) is Tiles:
-                self._in_workspace(x.parts)
-        run, args = launch.without_maps(run, args)
-        shown = [self._address(x) if isinstance(x, Tensor) else self._know(x) for x in args]
+                shown.append(self._tiles(x, number, maps))
+                number += 1
+            else:
+                shown.append(self._address(x) if isinstance(x, Tensor) else self._know(x))
         stream = launch.stream_of(self.watch.device)
         passed = ", ".join([*map(str, grid), str(stream), *map(self._know, settings), *shown])
         self.lines.append(f"{self._know(run)}({passed})")
 
-    def _call(self, call: _Call) -> None:
+    def _tiles(self, x: Tiles, number: int, maps: Any) -> str:
+        if storage_of(x.parts) not in self.names:
+            self._in_workspace(x.parts)
+            return ", ".join(map(self._know, [x] if maps is None else maps(number, x)))
+        name, distance, home = self._home(x.parts)
+        if name[0] != "w" or distance or _offset(home) != _offset(x.parts):
+            raise NotOursError
+        made = f"{self._know(Tiles)}({name}, {self._know(x.block)})"
+        return made if maps is None else f"*{self._know(maps)}({number}, {made})"
+
+    def _weight(self, kept: Kept) -> None:
+        name, _, home = self._home(kept.of)
+        if name[0] != "x":
+            raise NotOursError
+        further = kept.of.storage_offset() - home.storage_offset()
+        facts = (further, kept.of.shape, kept.of.stride(), kept.slices, kept.kind)
+        whole = f"w{len(self.lines)}"
+        self.lines += [
+            f"{whole} = kept({', '.join([name, *map(self._know, facts)])})", f"if {whole} is None:", "    return cannot"
+        ]  # fmt: skip
+        for i, x in enumerate(kept.found):
+            self.names[storage_of(x)] = [(f"{whole}_{i}", 0, x)]
+            self.lines += [f"{whole}_{i} = {whole}[{i}]", f"{whole}_{i}_ = {whole}_{i}.data_ptr()"]
+
+    def _call(self, call: Call) -> None:
         passed = [self._passed(x) for x in call.args]
         passed += [f"{key}={self._passed(x)}" for key, x in call.options.items()]
         line = f"{self._know(call.operator)}({', '.join(passed)})"
-        if any(_storage(call.found) == _storage(x) for x in call.tensors()):
+        if any(storage_of(call.found) == storage_of(x) for x in call.tensors()):
             self.lines.append(line)
             return
         found = f"c{len(self.names)}"
-        self.names[_storage(call.found)] = [(found, 0, call.found)]
+        self.names[storage_of(call.found)] = [(found, 0, call.found)]
         self.lines += [f"{found} = {line}", f"{found}_ = {found}.data_ptr()"]
 
     def _zeros(self, found: Tensor) -> None:
         name = f"z{len(self.lines)}"
-        self.names.setdefault(_storage(found), []).append((name, 0, found))
+        self.names.setdefault(storage_of(found), []).append((name, 0, found))
         self.lines += [f"{name} = zeros({found.numel()}, {self._know(found.device)})", f"{name}_ = {name}.data_ptr()"]
 
     def _passed(self, x: Any) -> str:
@@ -266,7 +210,7 @@ class _Writer:
         return f"{name}.as_strided({tuple(x.shape)}, {x.stride()}, {place})"
 
     def _home(self, x: Tensor) -> tuple[str, int, Tensor]:
-        found = self.names.get(_storage(x), [])
+        found = self.names.get(storage_of(x), [])
         if len(found) > 1:  # arguments in one storage: that of them which the tensor begins in
             found = [home for home in found if _has(home[2], int(x.storage_offset()))]
         if len(found) != 1:
@@ -285,10 +229,10 @@ class _Writer:
         return name
 
     def _address(self, x: Tensor) -> str:
-        if launch.is_lasting(x):
+        if watching.is_lasting(x):
             self._know(x)  # which keeps it
             return str(x.data_ptr())
-        if _storage(x) not in self.names:
+        if storage_of(x) not in self.names:
             self._in_workspace(x)
             return str(x.data_ptr())
         name, distance, home = self._home(x)
@@ -333,10 +277,6 @@ def _covers(x: Tensor) -> bool:
     return x.storage_offset() == 0 and size == x.untyped_storage().nbytes()
 
 
-def _storage(x: Tensor) -> int:
-    return int(x.untyped_storage()._cdata)
-
-
 def _offset(x: Tensor) -> int:
     return int(x.storage_offset()) * x.element_size()
 
@@ -352,13 +292,3 @@ def _has(x: Tensor, place: int) -> bool:
         if step and left > 0:
             left -= min(left // step, size - 1) * step
     return left == 0
-
-
-@cache
-def _returns_memory(func: Any) -> bool:
-    """Whether an operator gives its argument's memory another shape, or copies it where that cannot be."""
-    if func is aten._unsafe_view.default:
-        return True
-    schema = func._schema
-    returns = [r.alias_info for r in schema.returns]
-    return not schema.is_mutable and len(returns) == 1 and returns[0] is not None

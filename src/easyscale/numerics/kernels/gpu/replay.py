@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from easyscale.numerics.kernels import weights
-from easyscale.numerics.kernels.gpu.programs import CANNOT, STALE, Program, Watch
+from easyscale.numerics.kernels.gpu.programs import CANNOT, STALE, Program, written
+from easyscale.numerics.kernels.gpu.steps import Watch
 
 # Functions of their arguments alone: no random numbers, no state.
 _NAMES = """
@@ -103,11 +104,11 @@ class Replayed:
         if options:
             return self._function(*args, **options)
         key = self._key(*args)
+        if _declared:  # slices of weights are kept, and not of other tensors
+            key = (*key, *[weights.keeps(args[i]) for i in self._given(args)])
         program = self._programs.get(key)
         if program is None:
             return self._watched(key, args)
-        if _declared and any(weights.keeps(args[i]) for i in self._given(args)):
-            return self._function(*args)  # slices of weights are kept: that is for the form to do
         results = program(*args)
         if results is CANNOT:
             return self._function(*args)
@@ -136,7 +137,9 @@ class Replayed:
             return self._function(*args)
         with watch:
             results = self._function(*args)
+        if watch.too_early:
+            return results
         if len(self._programs) >= MOST_KEPT:
             self._programs.clear()
-        self._programs[key] = watch.program(places, len(args), self._drawn, results)
+        self._programs[key] = written(watch, places, len(args), self._drawn, results)
         return results

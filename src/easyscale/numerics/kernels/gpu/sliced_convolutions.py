@@ -19,7 +19,7 @@ from torch import Tensor
 
 from easyscale.numerics.kernels import weights
 from easyscale.numerics.kernels.gpu import workspace
-from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, ceil_div, is_aligned, lasting
+from easyscale.numerics.kernels.gpu.launch import Launch, Tiles, ceil_div, is_aligned
 from easyscale.numerics.kernels.gpu.slices import (
     ALIGNED,
     MOST_STEPS,
@@ -32,6 +32,7 @@ from easyscale.numerics.kernels.gpu.slices import (
     tile_for,
 )
 from easyscale.numerics.kernels.sliced_convolutions import Correlation
+from easyscale.numerics.kernels.watching import lasting
 
 SMALL = Tile(64, 64, 64, 4, 3)  # for few channels
 # Of slices at a time: of ResNet50 and VGG19 at 32 to 64 images, the layers with the most pixels and wide ones of 3 x 3

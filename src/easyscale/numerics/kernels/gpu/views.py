@@ -17,9 +17,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, lasting, processors
+from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div, processors
 from easyscale.numerics.kernels.gpu.products import TILES, Tile, tile_for
 from easyscale.numerics.kernels.gpu.rows import tree_sum
+from easyscale.numerics.kernels.watching import lasting
 
 DIMENSIONS = 4  # of n: an image or channel and up to three of space
 KEPT = 2**21  # the longest table that is kept

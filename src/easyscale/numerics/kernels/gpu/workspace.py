@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from easyscale.numerics.kernels.gpu import launch
+from easyscale.numerics.kernels import watching
 from easyscale.numerics.kernels.gpu.launch import current_stream
 
 Shape = tuple[int, ...]
@@ -87,7 +87,7 @@ def zeros(count: int, device: torch.device) -> Tensor:
                 piece, begin = torch.zeros(max(_PIECE, count), dtype=torch.int32, device=device), 0
         _zeros[key] = (piece, begin + -(-count // 64) * 64)
     found = piece[begin : begin + count]
-    launch.tell_zeros(found)
+    watching.tell_zeros(found)
     return found
 
 
