@@ -106,6 +106,7 @@ def aminmax(self: Tensor, *, dim: int | None = None, keepdim: bool = False) -> t
 # ------------------------------------------------------------------------------------------- bounds on CUDA
 
 
+@functools.cache
 def _least(dtype: torch.dtype) -> Number:
     """The positive number next to zero."""
     return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps if dtype.is_floating_point else 1
@@ -142,7 +143,7 @@ def threshold(self: Tensor, threshold: Number, value: Number) -> Tensor:
 
 @form("threshold_backward", devices=("cuda",))
 def threshold_backward(grad_output: Tensor, self: Tensor, threshold: Number) -> Tensor:
-    dtype = common(grad_output, self)
+    dtype = self.dtype if grad_output.dtype is self.dtype else common(grad_output, self)
     if _fits(threshold, dtype):
         return _threshold_backward(grad_output, self, threshold)  # type: ignore[no-any-return]
     return torch.where(self.to(dtype).float() <= threshold, 0, grad_output.to(dtype))
@@ -250,6 +251,8 @@ def _as_is(x: Tensor, number: Number) -> bool:
 
 @form("mul.Tensor", devices=("cuda",))
 def mul(self: Tensor | Number, other: Tensor | Number) -> Tensor:
+    if isinstance(self, Tensor) and isinstance(other, Tensor) and self.dtype is other.dtype:
+        return _mul(self, other)  # type: ignore[no-any-return]
     if not isinstance(self, Tensor):
         self, other = other, self
     assert isinstance(self, Tensor)

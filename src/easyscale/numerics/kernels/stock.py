@@ -30,9 +30,9 @@ def stock(name: str) -> Callable[..., Any]:
         if watched:
             watching.not_a_launch()
         first = args[0] if args else None
-        if not isinstance(first, tensor) or (first.is_cpu and (len(args) > 1 or options)):
+        if not isinstance(first, tensor) or first.is_cpu:
             return found[_device(args, options)](*args, **options)
-        return found["cpu" if first.is_cpu else first.device.type](*args, **options)
+        return found["cuda" if first.is_cuda else first.device.type](*args, **options)
 
     return call
 
