@@ -25,12 +25,18 @@ LONGEST = ROW
 KEPT = 8  # chunks of a row that a thread keeps, of one tensor
 KEPT_OF_TWO = 4
 SLOPE_LANES, SLOPE_KEPT = 512, 4  # of the backward of softmax, which is as fast as it is read
+REGISTERS = SLOPE_REGISTERS = 0  # of a thread of softmax, of its backward; 0: as many as the compiler takes
 PLANS = 2048  # kept, of each kind
 
 __all__ = [
     "LONGEST", "batch_norm_gradients", "batch_norm_updating", "group_norm_weights", "row_norm", "row_norm_backward",
     "row_norm_weights", "softmax", "softmax_backward",
 ]  # fmt: skip
+
+
+def _limited(registers: int) -> dict[str, int]:
+    """Of a launch."""
+    return {"maxnreg": registers} if registers else {}
 
 
 def softmax(x: Tensor, logarithm: bool, dtype: torch.dtype) -> Tensor:
@@ -50,8 +56,9 @@ def _softmax_plan(
     rows = count // n
     shape, block = row_shape(n, rows, KEPT)
     return Launch(
-        kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False, **shape
-    )
+        kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False,
+        **shape, **_limited(REGISTERS),
+    )  # fmt: skip
 
 
 def softmax_backward(g: Tensor, y: Tensor, logarithm: bool, dtype: torch.dtype) -> Tensor:
@@ -70,8 +77,9 @@ def _softmax_backward_plan(
     rows = count // n
     shape, block = row_shape(n, rows, SLOPE_KEPT, SLOPE_LANES)
     return Launch(
-        kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False, **shape
-    )
+        kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False,
+        **shape, **_limited(SLOPE_REGISTERS),
+    )  # fmt: skip
 
 
 def row_norm(
