@@ -149,7 +149,7 @@ class Mirror(TorchDispatchMode):
         if not known or any(_no_memory(value) for value in pytree.tree_leaves((args, kwargs))):
             return func(*args, **kwargs)
         changed = func._schema.is_mutable
-        times = PROGRAMMED if _is_replayed(func) else 1
+        times = PROGRAMMED if self.device != "cpu" and _is_replayed(func) else 1
         there = [_moved((args, kwargs), self.device) for _ in range(times)]
         given = _moved((args, kwargs), "cpu") if changed else (args, kwargs)
         before = torch.get_rng_state()
