@@ -68,10 +68,12 @@ REPLACE = Way(  # worker 0 leaves, worker 2 joins
 )
 
 
-def run(way: Way, *faults: Fault, victims: set[int], **more: Any) -> Play:
+def run(way: Way, *faults: Fault, victims: set[int], first: bool = False, **more: Any) -> Play:
+    """`first`: with the first of the victims the others may be called off, before they come to their deaths."""
     played = play(PICTURES, way.began, way.scenes, faults=faults, timeout=20.0, **more)
     judge(played, stock("pictures", PICTURES, ESTS))
-    assert {worker for worker, code in played.codes.items() if code == -signal.SIGKILL} == victims, played.run.text
+    killed = {worker for worker, code in played.codes.items() if code == -signal.SIGKILL}
+    assert killed == victims or (first and killed and killed <= victims), played.run.text
     assert set(played.codes.values()) <= {0, -signal.SIGKILL, *TERMINATED}
     return played
 
@@ -90,7 +92,7 @@ def test_newcomers_die_before_anyone_has_heard_from_them(began: tuple[int, ...],
     """What they were given comes back from who has given it, as it was then."""
     new = (1, 2) if len(began) == 1 else (2, 3)
     faults = [Fault(worker=worker, step=AT, place=place) for worker in new]
-    run(Way(began, {1: wished(workers=len(began) + 2)}), *faults, victims=set(new))
+    run(Way(began, {1: wished(workers=len(began) + 2)}), *faults, victims=set(new), first=True)
 
 
 # ---------------------------------------------------------------------------------------- who stays, or gives the state
