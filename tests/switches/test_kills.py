@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import elasticity
 from easyscale.core.requests import Accepted
 from easyscale.core.spec import WorkerSpec
 from elasticity import Fault, wait_until, wish
+from faults.judge import Marks, kill
 from switches.stage import (
     PATIENCE,
     PICTURES,
@@ -68,12 +70,10 @@ REPLACE = Way(  # worker 0 leaves, worker 2 joins
 )
 
 
-def run(way: Way, *faults: Fault, victims: set[int], first: bool = False, **more: Any) -> Play:
-    """`first`: with the first of the victims the others may be called off, before they come to their deaths."""
+def run(way: Way, *faults: Fault, victims: set[int], **more: Any) -> Play:
     played = play(PICTURES, way.began, way.scenes, faults=faults, timeout=20.0, **more)
     judge(played, stock("pictures", PICTURES, ESTS))
-    killed = {worker for worker, code in played.codes.items() if code == -signal.SIGKILL}
-    assert killed == victims or (first and killed and killed <= victims), played.run.text
+    assert {worker for worker, code in played.codes.items() if code == -signal.SIGKILL} == victims, played.run.text
     assert set(played.codes.values()) <= {0, -signal.SIGKILL, *TERMINATED}
     return played
 
@@ -89,10 +89,18 @@ def noticed(played: Play, worker: int) -> bool:
 @pytest.mark.parametrize("place", [SESSION + "round_begins", SESSION + "announce", SESSION + "loop_begins"])
 @pytest.mark.parametrize("began", [(4,), (2, 2)], ids=["4", "2+2"])
 def test_newcomers_die_before_anyone_has_heard_from_them(began: tuple[int, ...], place: str) -> None:
-    """What they were given comes back from who has given it, as it was then."""
+    """What they were given comes back from who has given it, as it was then. Each waits until the other has come to its
+    death: else the first one's ends the switch, and the other is called off."""
     new = (1, 2) if len(began) == 1 else (2, 3)
-    faults = [Fault(worker=worker, step=AT, place=place) for worker in new]
-    run(Way(began, {1: wished(workers=len(began) + 2)}), *faults, victims=set(new), first=True)
+    come = Marks()
+
+    def die(worker: int) -> None:
+        come.raise_(worker)
+        wait_until(lambda: all(come[other] for other in new))
+        kill()
+
+    faults = [Fault(worker=worker, step=AT, place=place, action=partial(die, worker)) for worker in new]
+    run(Way(began, {1: wished(workers=len(began) + 2)}), *faults, victims=set(new))
 
 
 # ---------------------------------------------------------------------------------------- who stays, or gives the state
