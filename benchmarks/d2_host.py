@@ -306,12 +306,19 @@ def by_layer(name: str, steps: int) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["own_ms"])
 
 
+def plainly(form: replay.Replayed, *args: Any, **options: Any) -> Any:
+    """In place of a program."""
+    return form._function(*args, **options)
+
+
 def row_of(name: str, rounds: int) -> dict[str, Any]:
+    with meta_is_cuda(), patch.object(replay.Replayed, "__call__", plainly):
+        plain = timed(step_of(name), rounds)
     with meta_is_cuda():
         ours = timed(step_of(name), rounds)
     counts = counted(lambda: step_of(name))
     return {
-        "model": name, "ms": min(ours), "median_ms": median(ours),
+        "model": name, "without_programs_ms": min(plain), "ms": min(ours), "median_ms": median(ours),
         "launches": counts.launches, "forms": counts.forms.total(), "calls": counts.calls.total(),
     }  # fmt: skip
 

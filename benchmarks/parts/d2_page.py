@@ -68,8 +68,11 @@ definitions, which are the same for them."""
 
 OPERATORS = """Each with its backward. `speed` is of calls one after the other, as Python issues them; `device speed` of
 their kernels alone. Bar: 0.8. {groups} GELU is bound by its fp64 arithmetic, softmax over words and the norms of few
-rows by the sums within a row; not met for these. This table is of a later run than the others, after the backward of
-softmax was given fewer lanes a row; log-softmax over words, whose rows are too long for that, is of the run before."""
+rows by the sums within a row; not met for these."""
+
+LATER = """Two runs, each whole: this one and, below it, the one before. Between them the backward of softmax was given
+fewer lanes a row. For rows as long as those of log-softmax over words that was slower, so they have their former shape
+again since this run."""
 
 GROUPS = {
     "norms": ("layer norm", "RMS norm", "batch norm", "group norm"), "softmax": ("softmax", "log softmax over words"),
@@ -77,16 +80,21 @@ GROUPS = {
     "sums": ("sum of rows", "sum of columns"), "attention": ("attention", "causal attention", "masked attention"),
 }  # fmt: skip
 
+HOST = """`python benchmarks/d2_host.py --json benchmarks/results/d2-host.json`, on the meta device: milliseconds of a
+processor of this machine for a whole step whose launches do nothing, the least of some rounds, without and with
+programs ([0022](design/0022-programs-of-forms.md)); and what is done in it: launches, forms, calls of torch from
+forms."""
+
 NO_GPU = """Not measured yet on a GPU: `python benchmarks/gpu/d2.py` on a machine with one writes
 `benchmarks/results/d2-gpu.json`, and this section then shows it."""
 
 
 def page(read: Callable[[str], Any], images: Path) -> str:
     """The section of the results that `read` finds by their names, and its picture."""
-    cpu, accuracy, curves, gpu = (read(f"d2-{part}") for part in ("cpu", "accuracy", "curves", "gpu"))
+    cpu, accuracy, curves, gpu, host = (read(f"d2-{part}") for part in ("cpu", "accuracy", "curves", "gpu", "host"))
     if curves:
         draw(curves["curves"], images / "bench-d2-curves.svg")
-    return section(cpu, accuracy, curves, gpu)
+    return section(cpu, accuracy, curves, gpu) + (host_table(host) if host else "")
 
 
 def section(cpu: Row, accuracy: Row, curves: Row, gpu: Any) -> str:
@@ -294,6 +302,13 @@ def gpu_tables(found: Any) -> str:
     return "\n".join(parts)
 
 
+def host_table(found: Row) -> str:
+    rows = found["steps"]
+    heads = [key.replace("_", " ") for key in rows[0]]
+    lines = [[cell(value) for value in row.values()] for row in rows]
+    return f"\n### Python's part of a D2 step\n\n{HOST}\n\n{table(heads, lines)}"
+
+
 def said(name: str, rows: Sequence[Row]) -> str:
     """What is to be known of a table."""
     if name == "repdl":
@@ -309,7 +324,7 @@ def said(name: str, rows: Sequence[Row]) -> str:
         )
         groups.append(f"{group} {issued:.2f} ({alone:.2f})")
     together = f"All times of a group together, in brackets on the device: {', '.join(groups)}."
-    return f" {OPERATORS.format(groups=together)}"
+    return f" {OPERATORS.format(groups=together)} {LATER}"
 
 
 def cell(value: Any) -> str:
