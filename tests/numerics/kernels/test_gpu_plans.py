@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reas
 
 
 @functools.cache
-def _said(program: str, interpret: str = "0") -> dict[str, Any]:
+def said(program: str, interpret: str = "0") -> dict[str, Any]:
     """By a program of its own: Triton decides when it is imported whether it interprets."""
     environment = {**os.environ, "TRITON_INTERPRET": interpret}
     done = subprocess.run(
@@ -33,7 +33,7 @@ def _said(program: str, interpret: str = "0") -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("check", interpreted())
 def test_what_is_kept_gives_the_bits_of_torch_operators(check: str) -> None:
-    assert not _said("triton_plans_probe.py", "1")[check]
+    assert not said("triton_plans_probe.py", "1")[check]
 
 
 # Of a step with two linear layers, gelu, dropout and layer norm, forward and backward: 22 launches for six products
@@ -45,7 +45,7 @@ LAUNCHES, CALLS = 34, 11
 
 @pytest.mark.slow
 def test_a_block_of_a_transformer_is_few_launches_and_few_calls_of_torch() -> None:
-    found = _said("host_counts.py")
+    found = said("host_counts.py")
     one, three = found["1 blocks"], found["3 blocks"]
     assert three["launches"] - one["launches"] == 2 * LAUNCHES
     assert three["calls"] - one["calls"] <= 2 * CALLS
@@ -53,7 +53,7 @@ def test_a_block_of_a_transformer_is_few_launches_and_few_calls_of_torch() -> No
 
 @pytest.mark.slow
 def test_clipping_and_the_optimizer_are_as_many_launches_for_any_number_of_parameters() -> None:
-    found = _said("host_counts.py")
+    found = said("host_counts.py")
     assert found["1 blocks"]["launches"] - LAUNCHES <= 8
     assert found["3 blocks"]["launches"] - 3 * LAUNCHES <= 8
 
@@ -61,6 +61,6 @@ def test_clipping_and_the_optimizer_are_as_many_launches_for_any_number_of_param
 @pytest.mark.slow
 def test_convolutions_of_one_tap_are_one_launch_and_their_gradients_four() -> None:
     """With a depthwise convolution and two batch norms, of 3 and 2 launches, beside them."""
-    found = _said("host_counts.py")["convolutions"]
+    found = said("host_counts.py")["convolutions"]
     assert found["launches"] <= 24
     assert found["calls"] <= 15
