@@ -17,6 +17,7 @@ import re
 import struct
 import textwrap
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,7 +37,7 @@ from easyscale.numerics.kernels import (
     switches,
 )
 from easyscale.numerics.kernels.catalogue import FORMS
-from easyscale.numerics.kernels.tracing import bits_of, wrapped
+from easyscale.numerics.kernels.tracing import GUESS, bits_of, wrapped
 
 PAGE = Path(__file__).with_name("numerics.md")
 _PART = re.compile(r"(?P<begin><!-- made: (?P<name>\w+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
@@ -118,6 +119,36 @@ def _divided(x: float, y: float) -> float:
     return math.nan if x == 0 or math.isnan(x) else math.copysign(math.inf, math.copysign(1, x) * math.copysign(1, y))
 
 
+def single(x: float) -> float:
+    """Rounded to fp32."""
+    try:
+        return float(struct.unpack("<f", struct.pack("<f", x))[0])
+    except OverflowError:
+        return math.copysign(math.inf, x)
+
+
+def _fused(x: float, y: float, z: float) -> float:
+    """x * y + z of fp32, rounded once. The product is exact; where the sum in fp64 is not, it is given an odd last bit
+    on the side where the exact one lies, and cannot be a tie then."""
+    product = x * y
+    total = product + z
+    if math.isfinite(total):
+        lost = Fraction(product) + Fraction(z) - Fraction(total)
+        if lost and not bits_of(total) & 1:
+            total = math.nextafter(total, math.inf if lost > 0 else -math.inf)
+    return single(total)
+
+
+def _power_of_two(x: float) -> float:
+    bits = int.from_bytes(struct.pack("<f", x), "little")
+    return float(struct.unpack("<f", ((bits + 127) << 23 & 0xFFFFFFFF).to_bytes(4, "little"))[0])
+
+
+def _guess(x: float) -> float:
+    bits = int.from_bytes(struct.pack("<f", x), "little")
+    return float(struct.unpack("<f", ((GUESS - bits) & 0xFFFFFFFF).to_bytes(4, "little"))[0])
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y, "div": _divided,
     "sqrt": lambda x: math.sqrt(x) if x >= 0 else math.nan, "neg": lambda x: -x, "abs": abs,
@@ -127,6 +158,9 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "iadd": lambda x, y: wrapped(x + y), "isub": lambda x, y: wrapped(x - y), "iand": lambda x, y: x & y,
     "ior": lambda x, y: x | y, "ixor": lambda x, y: x ^ y, "ishl": lambda x, y: wrapped(x << y),
     "ishr": lambda x, y: (x % (1 << 64)) >> y,
+    "sadd": lambda x, y: single(x + y), "ssub": lambda x, y: single(x - y), "smul": lambda x, y: single(x * y),
+    "sdiv": lambda x, y: single(_divided(x, y)), "sneg": lambda x: -x, "sabs": abs, "sfma": _fused,
+    "ssign": math.copysign, "spower": _power_of_two, "sguess": _guess, "slt": lambda x, y: x < y, "swhere": lambda c, x, y: x if c else y,
 }  # fmt: skip
 _TENSORS = ((0.7, 0.3, 1.9), (-2.6, 5.1, 0.4))
 _SCALARS = ((0.3, 0.9, 1.5), (1.1, 20.0, 0.6))
@@ -144,6 +178,8 @@ def check_values() -> list[tuple[str, tuple[float, ...], tuple[float, ...], floa
     for formula in formulas.FORMULAS.values():
         for elements, numbers in zip(_OTHER.get(formula.name, _TENSORS), _SCALARS, strict=True):
             given, extra = elements[: formula.tensors], numbers[: formula.scalars]
+            if formula.single:
+                given = tuple(map(single, given))
             result = formula.evaluate(OPERATIONS, lambda value, _: value, given, extra)
             found.append((formula.name, given, extra, result))
     return found
@@ -155,7 +191,7 @@ def checks() -> str:
         for name, given, extra, result in check_values()
         if not math.isnan(result)
     ]
-    return table(["formula", "elements", "numbers", "result (fp64)"], rows)
+    return table(["formula", "elements", "numbers", "result"], rows)
 
 
 # ------------------------------------------------------------------------------------------------ settings and lists

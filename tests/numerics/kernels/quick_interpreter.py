@@ -1,7 +1,8 @@
-"""Triton's interpreter in about three quarters of its time, with the same operations in the same order.
+"""Triton's interpreter in about three quarters of its time, with the same operations in the same order, and true FMA.
 
 It puts its operators in the place of the language's anew for every function that a kernel calls; once a launch is
-enough. And it makes a table of all dtypes whenever it looks one up. Relies on the interpreter of Triton 3.6.
+enough. And it makes a table of all dtypes whenever it looks one up. Its FMA rounds twice: of fp32 it is replaced by one
+that rounds once. Relies on the interpreter of Triton 3.6.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def install() -> None:
     if all(hasattr(interpreter, name) for name in _NAMES):
         _once_a_launch()
         _known_dtypes()
+    _fused_once()
 
 
 def _once_a_launch() -> None:
@@ -58,3 +60,22 @@ def _known_dtypes() -> None:
         return known[single.name]
 
     interpreter._get_np_dtype = find
+
+
+def _fused_once() -> None:
+    stock = interpreter.InterpreterBuilder.create_fma
+
+    def fused(self: Any, x: Any, y: Any, z: Any) -> Any:
+        if z.data.dtype != np.float32:
+            return stock(self, x, y, z)
+        product, added = np.float64(x.data) * np.float64(y.data), np.float64(z.data)  # the product is exact
+        total = np.asarray(product + added)
+        shadow = total - product
+        lost = (product - (total - shadow)) + (added - shadow)
+        bits = total.view(np.int64)
+        away = np.where((lost > 0) == (total > 0), 1, -1)
+        cut = (lost != 0) & np.isfinite(total) & (bits & 1 == 0)  # rounded to odd: no tie for the second rounding
+        odd = np.where(cut, bits + away, bits).view(np.float64)
+        return interpreter.TensorHandle(odd.astype(np.float32), z.dtype.scalar)
+
+    interpreter.InterpreterBuilder.create_fma = fused

@@ -2,8 +2,9 @@
 
 A formula takes `tensors` elements and `scalars` numbers, all as fp64, and gives an fp64; whoever evaluates it rounds
 once to the dtype of the output (to bf16 and fp16 by way of fp32). Names are those of the aten operators where there is
-one; where there is NAME_single too, that is evaluated for outputs other than fp64 (`SINGLE`). `emit_c`, `emit_triton`
-and `portable.elementwise` are made from this table. Standard library only.
+one; where there is NAME_single too, that is evaluated for outputs other than fp64 (`SINGLE`): a program over fp32, whose
+inputs are rounded to fp32 first. `emit_c`, `emit_triton` and `portable.elementwise` are made from this table. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ from collections.abc import Callable
 from easyscale.numerics.kernels import formula_functions as fn
 from easyscale.numerics.kernels import formula_powers as powers
 from easyscale.numerics.kernels import formula_singles as singles
-from easyscale.numerics.kernels.tracing import Formula, Value, traced, where
+from easyscale.numerics.kernels.tracing import Formula, Value, fused, traced, where
 
 FORMULAS: dict[str, Formula] = {}
 
 RSQRT_2PI = 0.3989422804014327
 SQRT_2_OVER_PI = 0.7978845608028654
 CUBIC = 0.044715  # of the tanh form of GELU
+# twice the square root of 2 / pi, and 3 CUBIC, as fp32
+STEEP_SINGLE, CUBIC_SINGLE, CUBIC_3_SINGLE = 1.5957691669464111, 0.044714998453855515, 0.13414500653743744
 
 
 def formula(tensors: int, scalars: int = 0, name: str = "") -> Callable[[Callable[..., Value]], Callable[..., Value]]:
-    """Trace the decorated function and put it into the table, under its own name unless another is given."""
+    """Trace the decorated function and put it into the table, under its own name unless another is given. NAME_single
+    is over fp32."""
 
     def note(function: Callable[..., Value]) -> Callable[..., Value]:
         title = name or function.__name__
         assert title not in FORMULAS, f"two formulas {title}"
-        FORMULAS[title] = traced(title, function, tensors, scalars)
+        FORMULAS[title] = traced(title, function, tensors, scalars, title.endswith("_single"))
         return function
 
     return note
@@ -154,13 +158,13 @@ def _normal(x: Value) -> tuple[Value, Value]:
 
 @formula(1)
 def silu_single(x: Value) -> Value:
-    return x / (1.0 + singles.exp_single(-x))
+    return x * singles.sigmoid_single(x)
 
 
 @formula(2)
 def silu_backward_single(grad: Value, x: Value) -> Value:
     s = singles.sigmoid_single(x)
-    return grad * (s * (1.0 + x * (1.0 - s)))
+    return grad * (s * fused(x, 1.0 - s, 1.0))
 
 
 @formula(1)
@@ -182,7 +186,7 @@ def gelu_single(x: Value) -> Value:
 @formula(2)
 def gelu_backward_single(grad: Value, x: Value) -> Value:
     below, density = singles.normal_single(x)
-    return grad * (below + x * (density * RSQRT_2PI))
+    return grad * fused(x, density * singles.RSQRT_2PI_SINGLE, below)
 
 
 def _gelu_angle(x: Value) -> Value:
@@ -205,19 +209,25 @@ def gelu_tanh_backward(grad: Value, x: Value) -> Value:
     return grad * (s + x * (s * rest) * slope)
 
 
+def _gelu_angle_single(x: Value, square: Value) -> Value:
+    return (STEEP_SINGLE * x) * fused(square, CUBIC_SINGLE, 1.0)
+
+
 @formula(1)
 def gelu_tanh_single(x: Value) -> Value:
-    return x / (1.0 + singles.exp_single(-_gelu_angle(x)))
+    return x * singles.sigmoid_single(_gelu_angle_single(x, x * x))
 
 
 @formula(2)
 def gelu_tanh_backward_single(grad: Value, x: Value) -> Value:
-    u = _gelu_angle(x)
-    e = singles.exp_single(-abs(u))
-    near = 1.0 / (1.0 + e)
+    a = singles.between(x, -9.875, 9.875)  # further out all is 0 or 1
+    square = a * a
+    u = _gelu_angle_single(a, square)
+    e = singles.exp_between(-abs(u))
+    near = singles.inverse(1.0 + e)
     far = e * near
-    slope = (2.0 * SQRT_2_OVER_PI) * (1.0 + (3.0 * CUBIC) * (x * x))
-    return grad * (where(u < 0.0, far, near) + x * (near * far) * slope)
+    slope = STEEP_SINGLE * fused(square, CUBIC_3_SINGLE, 1.0)
+    return grad * fused(a * (near * far), slope, where(u < 0.0, far, near))
 
 
 @formula(1, 2)

@@ -27,7 +27,7 @@ from easyscale.numerics.kernels.registry import DeviceKind, Form
 from easyscale.numerics.kernels.switches import SWITCHES
 
 # Counts up whenever a definition changes its bits: part of a D2 job's record.
-DEFINITION = 3
+DEFINITION = 4
 
 _KEYS: dict[DeviceKind, str] = {"cpu": "CPU", "cuda": "CUDA"}
 # Tensors of other layouts have keys, and kernels, of their own: they are refused where they are made.

@@ -1,13 +1,13 @@
 """Softmax and its logarithm as D2 forms.
 
-In fp64, with m the largest value of a row, S the sum by the halving tree, exp and log the formulas of `formulas`, and
-one rounding to the result's dtype at the end:
+With m the largest value of a row, S the sum by the halving tree in fp64, exp and log the formulas of `formulas`:
 
-    softmax       e / S(e), e = exp(x - m)                 backward: (g - S(g * y)) * y
-    log_softmax   (x - m) - log(S(exp(x - m)))             backward: g - exp(y) * S(g)
+    softmax       e * (1 / S(e)), e = exp(x - m)           backward: (g - S(g * y)) * y
+    log_softmax   x - (m + log(S(exp(x - m))))             backward: g - exp(y) * S(g)
 
-y is what the forward returned, so it is rounded. A row with NaN or +inf, or of -inf alone, is all NaN.
-Results are contiguous, as stock's.
+Where the result is not fp64, x - m and its exp are fp32 (`exp_single`). Everything else is fp64, with one rounding to
+the result's dtype at the end. y is what the forward returned, so it is rounded. A row with NaN or +inf, or of -inf
+alone, is all NaN. Results are contiguous, as stock's.
 """
 
 from __future__ import annotations
@@ -34,10 +34,14 @@ def _softmax_of(x: Tensor, dim: int, dtype: torch.dtype, logarithm: bool) -> Ten
             return at_once.softmax(x.contiguous(), logarithm, dtype)  # type: ignore[no-any-return]
         rows: Tensor = at_once.softmax(x.movedim(dim, -1).contiguous(), logarithm, dtype)
         return rows.movedim(-1, dim).contiguous()
-    apart = x.double() - torch.amax(x, [dim], True).double()
-    powers = evaluate("exp", [apart], dtype=torch.float64)
+    width = torch.float64 if dtype is torch.float64 else torch.float32
+    top = torch.amax(x, [dim], True)
+    powers = evaluate("exp", [x.to(width) - top.to(width)], dtype=width).double()
     total = tree_sum(powers, [dim])
-    result = apart - evaluate("log", [total], dtype=torch.float64) if logarithm else powers / total
+    if logarithm:
+        result = x.double() - (top.double() + evaluate("log", [total], dtype=torch.float64))
+    else:
+        result = powers * (torch.ones_like(total) / total)
     return rounded(result, dtype).contiguous()
 
 
@@ -55,7 +59,8 @@ def _gradient(g: Tensor, y: Tensor, dim: int, dtype: torch.dtype, logarithm: boo
         return rows.movedim(-1, dim).contiguous()
     wide, outputs = g.double(), y.double()
     if logarithm:
-        result = wide - evaluate("exp", [outputs], dtype=torch.float64) * tree_sum(g, [dim])
+        width = torch.float64 if y.dtype is torch.float64 else torch.float32
+        result = wide - evaluate("exp", [y], dtype=width).double() * tree_sum(g, [dim])
     else:
         result = (wide - tree_sum(wide * outputs, [dim])) * outputs
     return rounded(result, dtype).contiguous()

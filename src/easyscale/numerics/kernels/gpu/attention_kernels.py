@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Triton kernels of attention: rows of scores become probabilities, and gradients of these those of the scores.
 
-A row of n scores is padded to P = 2^LEVELS * LANES (`rows_kernels`). Without levels it stays in registers, as fp64,
-from the one time that it is read until it is written; a longer one is read again in each pass. It is written where it
-lies: what is written in a round comes after all that is read there. All are compiled without fusing multiply-adds.
+A row of n scores is padded to P = 2^LEVELS * LANES (`rows_kernels`). Without levels it stays in registers from the one
+time that it is read until it is written; a longer one is read again in each pass. It is written where it lies: what is
+written in a round comes after all that is read there. All are compiled without fusing multiply-adds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from easyscale.numerics.kernels.gpu.draws_kernels import philox_blocks
 from easyscale.numerics.kernels.gpu.elementwise import function
 from easyscale.numerics.kernels.gpu.rows_kernels import across, looped, number
 
-f_exp = function("exp")
+f_exp_single = function("exp_single")
 
 _CAUSAL, _TRUTH, _ADDED = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
@@ -68,7 +68,7 @@ def _columns(i, SHAPE: tl.constexpr):
 
 @triton.jit
 def _score(s, at, i, SHAPE: tl.constexpr):
-    """fp64 of score plus mask, which is one addition in fp32; -inf past the end."""
+    """Score plus mask, one addition in fp32; -inf past the end."""
     column = _columns(i, SHAPE)
     inside = at[1] & (column < at[10])[None, :]
     x = tl.load(s + at[0] + column[None, :], mask=inside, other=float("-inf"))
@@ -79,7 +79,7 @@ def _score(s, at, i, SHAPE: tl.constexpr):
         x = x + tl.where(allowed != 0, 0.0, float("-inf"))
     elif SHAPE[2] == _ADDED:
         x = x + tl.load(at[3] + at[4] + column[None, :].to(tl.int64) * at[5], mask=inside, other=0).to(tl.float32)
-    return x.to(tl.float64)
+    return x
 
 
 @triton.jit
@@ -88,9 +88,14 @@ def _larger(top, value):
 
 
 @triton.jit
-def _probability(power, total, seen):
+def _inverse(total):
+    return tl.full((), 1, tl.int32).to(tl.float64) / total
+
+
+@triton.jit
+def _probability(power, inverse, seen):
     """fp32, as the softmax returns it: zeros where there was nothing but -inf."""
-    return tl.where(seen > 0, (power / total).to(tl.float32), 0.0)
+    return tl.where(seen > 0, (power.to(tl.float64) * inverse).to(tl.float32), 0.0)
 
 
 @triton.jit
@@ -114,13 +119,13 @@ def _write(out, at, i, value, SHAPE: tl.constexpr):
 @triton.jit
 def _power_term(context, SHAPE: tl.constexpr, i):
     s, at, top = context
-    return (f_exp(_score(s, at, i, SHAPE) - top),)
+    return (f_exp_single(_score(s, at, i, SHAPE) - top).to(tl.float64),)
 
 
 @triton.jit
 def _top_of(s, at, like, SHAPE: tl.constexpr):
     """The largest score of each row, and whether there is one that is not -inf, of rows that are read in rounds."""
-    top = like + float("-inf")
+    top = like.to(tl.float32) + float("-inf")
     seen = like.to(tl.int32)
     for i in range(2 ** SHAPE[1]):
         value = _score(s, at, i, SHAPE)
@@ -140,16 +145,16 @@ def probabilities(
     like = tl.zeros((ROWS, LANES), dtype=tl.float64)
     if LEVELS == 0:
         value = _score(s, at, 0, SHAPE)
-        top = tl.max(_larger(like + float("-inf"), value), axis=1)[:, None]
+        top = tl.max(_larger(like.to(tl.float32) + float("-inf"), value), axis=1)[:, None]
         seen = tl.max((value != float("-inf")).to(tl.int32), axis=1)[:, None]
-        power = f_exp(value - top)
-        y = _probability(power, across(power, ROWS, LANES), seen)
+        power = f_exp_single(value - top)
+        y = _probability(power, _inverse(across(power.to(tl.float64), ROWS, LANES)), seen)
         _write(s, at, 0, _dropped(y, at, 0, SHAPE), SHAPE)
     else:
         top, seen = _top_of(s, at, like, SHAPE)
-        total = across(looped(_power_term, (s, at, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
+        inverse = _inverse(across(looped(_power_term, (s, at, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES))
         for i in range(2**LEVELS):
-            y = _probability(f_exp(_score(s, at, i, SHAPE) - top), total, seen)
+            y = _probability(f_exp_single(_score(s, at, i, SHAPE) - top), inverse, seen)
             _write(s, at, i, _dropped(y, at, i, SHAPE), SHAPE)
 
 
@@ -166,8 +171,8 @@ def _gradient(g, at, i, SHAPE: tl.constexpr):
 
 @triton.jit
 def _slope_term(context, SHAPE: tl.constexpr, i):
-    s, g, at, top, total, seen = context
-    y = _probability(f_exp(_score(s, at, i, SHAPE) - top), total, seen)
+    s, g, at, top, inverse, seen = context
+    y = _probability(f_exp_single(_score(s, at, i, SHAPE) - top), inverse, seen)
     return (_gradient(g, at, i, SHAPE) * y.to(tl.float64),)
 
 
@@ -183,10 +188,10 @@ def slopes(
     like = tl.zeros((ROWS, LANES), dtype=tl.float64)
     if LEVELS == 0:
         value = _score(s, at, 0, SHAPE)
-        top = tl.max(_larger(like + float("-inf"), value), axis=1)[:, None]
+        top = tl.max(_larger(like.to(tl.float32) + float("-inf"), value), axis=1)[:, None]
         seen = tl.max((value != float("-inf")).to(tl.int32), axis=1)[:, None]
-        power = f_exp(value - top)
-        y = _probability(power, across(power, ROWS, LANES), seen)
+        power = f_exp_single(value - top)
+        y = _probability(power, _inverse(across(power.to(tl.float64), ROWS, LANES)), seen)
         slope = _gradient(g, at, 0, SHAPE)
         wide = y.to(tl.float64)
         slope = (slope - across(slope * wide, ROWS, LANES)) * wide
@@ -194,11 +199,11 @@ def slopes(
         _write(g, at, 0, slope.to(tl.float32), SHAPE)
     else:
         top, seen = _top_of(s, at, like, SHAPE)
-        total = across(looped(_power_term, (s, at, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
-        context = (s, g, at, top, total, seen)
+        inverse = _inverse(across(looped(_power_term, (s, at, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES))
+        context = (s, g, at, top, inverse, seen)
         mean = across(looped(_slope_term, context, SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
         for i in range(2**LEVELS):
-            y = _probability(f_exp(_score(s, at, i, SHAPE) - top), total, seen)
+            y = _probability(f_exp_single(_score(s, at, i, SHAPE) - top), inverse, seen)
             slope = (_gradient(g, at, i, SHAPE) - mean) * y.to(tl.float64)
             _write(s, at, i, _dropped(y, at, i, SHAPE), SHAPE)
             _write(g, at, i, slope.to(tl.float32), SHAPE)

@@ -1,8 +1,9 @@
 """Formulas on a GPU: for each formula one Triton kernel, whose text is written from the formula (`emit_triton`).
 
-A kernel converts its inputs to fp64, computes without fusing multiply-adds and rounds once. Inputs of one layout are
-read where they lie, whatever their dtypes, and the output gets the same layout; others are brought to one layout first.
-Relies on fp64 additions, multiplications, divisions and square roots being those of IEEE-754, which PTX promises.
+A kernel converts its inputs to fp64 (to fp32, for formulas of that), computes without fusing multiply-adds but where
+the formula says so, and rounds once. Inputs of one layout are read where they lie, whatever their dtypes, and the output
+gets the same layout; others are brought to one layout first. Relies on additions, multiplications, divisions and square
+roots being those of IEEE-754, which PTX promises.
 Guarantees the bits of `primitives.evaluate`; blocks and warps are a question of speed alone.
 """
 
@@ -37,7 +38,8 @@ def kernel_source(formula: Formula) -> str:
     """The text of the formula's function and of `k_NAME`, the kernel that runs it over arrays.
 
     A number is handed over as the int64 of its bits (Triton makes fp32 of a Python float). ONE0, ..: that input is a
-    single element. An fp64 result goes to bf16 and fp16 by way of fp32.
+    single element. An fp64 result goes to bf16 and fp16 by way of fp32; what goes to fp32, whole numbers too, by way of
+    fp64.
     """
     tensors, scalars = range(formula.tensors), range(formula.scalars)
     parameters = [*(f"p{i}" for i in tensors), "out", "n", *(f"b{i}" for i in scalars)]
@@ -51,7 +53,7 @@ def kernel_source(formula: Formula) -> str:
         f"def k_{formula.name}({', '.join(parameters)}):",
         "    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
         "    here = at < n",
-        *(f"    t{i} = tl.load(p{i} + (at * 0 if ONE{i} else at), mask=here, other=0).to(tl.float64)" for i in tensors),
+        *(line for i in tensors for line in _loaded(i, formula.single)),
         *(f"    s{i} = b{i}.to(tl.int64).to(tl.float64, bitcast=True)" for i in scalars),
         f"    result = f_{formula.name}({inputs})",
         "    if out.dtype.element_ty != tl.float64:",
@@ -62,6 +64,19 @@ def kernel_source(formula: Formula) -> str:
     return "\n".join(lines)
 
 
+def _loaded(i: int, single: bool) -> list[str]:
+    """Lines that read input i."""
+    read = f"    t{i} = tl.load(p{i} + (at * 0 if ONE{i} else at), mask=here, other=0)"
+    if not single:
+        return [f"{read}.to(tl.float64)"]
+    return [
+        read,
+        f"    if t{i}.dtype.is_int() or t{i}.dtype == tl.float64:",
+        f"        t{i} = t{i}.to(tl.float64)",
+        f"    t{i} = t{i}.to(tl.float32)",
+    ]
+
+
 @functools.cache
 def kernel(name: str) -> Any:
     """The formula's kernel."""
@@ -69,7 +84,7 @@ def kernel(name: str) -> Any:
 
 
 def function(name: str) -> Any:
-    """The formula as a function of fp64 blocks, for kernels that compute with it."""
+    """The formula as a function of fp64 or fp32 blocks, for kernels that compute with it."""
     return _compiled(name)[f"f_{name}"]
 
 

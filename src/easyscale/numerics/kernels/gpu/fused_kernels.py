@@ -2,9 +2,9 @@
 # ruff: noqa: RUF005, RET505  Triton knows neither stars in tuples nor code after a return that is not taken
 """Triton kernels of softmax and of norms over rows: one program reads a row, sums it by the halving tree and writes it.
 
-A row of n values is padded to P = CHUNKS * 2^LEVELS * LANES (`rows_kernels`). Without levels it stays in registers, as
-fp64, from the one time that it is read until the result is written; a longer one is read again in each pass. SHAPE is
-(LANES, CHUNKS, VALID, LEVELS). All are compiled without fusing multiply-adds.
+A row of n values is padded to P = CHUNKS * 2^LEVELS * LANES (`rows_kernels`). Without levels it stays in registers from
+the one time that it is read until the result is written; a longer one is read again in each pass. SHAPE is (LANES,
+CHUNKS, VALID, LEVELS). All are compiled without fusing multiply-adds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from easyscale.numerics.kernels.gpu.elementwise import function
 from easyscale.numerics.kernels.gpu.rows_kernels import across, looped, number, rounded, tree
 
 f_exp = function("exp")
+f_exp_single = function("exp_single")
 f_log = function("log")
 
 
@@ -57,6 +58,35 @@ def _place(row, rows, n):
 
 
 @triton.jit
+def _power(x):
+    """e^x, in fp32 of an fp32."""
+    if x.dtype == tl.float64:
+        return f_exp(x)
+    else:
+        return f_exp_single(x)
+
+
+@triton.jit
+def _narrow(x, at, column, n, otherwise):
+    """fp64 as it is, everything else as fp32."""
+    base, here = at
+    value = tl.load(x + base + column[None, :], mask=here & (column < n)[None, :], other=otherwise)
+    if value.dtype == tl.float64:
+        return value
+    else:
+        return value.to(tl.float32)
+
+
+@triton.jit
+def _narrow_all(x, at, n, i, otherwise, SHAPE: tl.constexpr):
+    """The chunks of round i."""
+    found = ()
+    for k in tl.static_range(SHAPE[2]):
+        found = found + (_narrow(x, at, _column(i, k, SHAPE), n, otherwise),)
+    return found
+
+
+@triton.jit
 def _larger(top, values):
     for k in tl.static_range(len(values)):
         top = tl.where(values[k] > top, values[k], top)  # NaN is passed over: it comes back by exp(x - m)
@@ -67,14 +97,32 @@ def _larger(top, values):
 def _exponentials(values, top):
     found = ()
     for k in tl.static_range(len(values)):
-        found = found + (f_exp(values[k] - top),)
+        found = found + (_power(values[k] - top),)
     return found
+
+
+@triton.jit
+def _sum(values, CHUNKS: tl.constexpr):
+    """The tree over them, in fp64."""
+    found = ()
+    for k in tl.static_range(len(values)):
+        found = found + (values[k].to(tl.float64),)
+    return tree(found, CHUNKS)
 
 
 @triton.jit
 def _softmax_term(context, SHAPE: tl.constexpr, i):
     x, at, n, top = context
-    return (tree(_exponentials(_read_all(x, at, n, i, float("-inf"), SHAPE), top), SHAPE[1]),)
+    return (_sum(_exponentials(_narrow_all(x, at, n, i, float("-inf"), SHAPE), top), SHAPE[1]),)
+
+
+@triton.jit
+def _scale(top, total, LOGARITHM: tl.constexpr):
+    """What the powers are multiplied by; or what is taken from x for the logarithm."""
+    if LOGARITHM:
+        return top.to(tl.float64) + f_log(total)
+    else:
+        return tl.full((), 1, tl.int32).to(tl.float64) / total
 
 
 @triton.jit
@@ -82,35 +130,38 @@ def softmax(
     x, out, rows, n, LOGARITHM: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, CHUNKS: tl.constexpr,
     VALID: tl.constexpr, LEVELS: tl.constexpr,
 ):  # fmt: skip
-    """exp(x - m) / S, or (x - m) - log(S), with S the sum of exp(x - m). What pads a row is -inf: its exp is +0."""
+    """exp(x - m) * (1 / S), or x - (m + log(S)), with S the sum of exp(x - m). What pads a row is -inf: its exp is
+    +0."""
     SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS)
     at = _place(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows, n)
-    top = tl.full((ROWS, LANES), float("-inf"), tl.float64)
     if LEVELS == 0:
-        values = _read_all(x, at, n, 0, float("-inf"), SHAPE)
-        top = tl.max(_larger(top, values), axis=1)[:, None]
+        values = _narrow_all(x, at, n, 0, float("-inf"), SHAPE)
+        top = tl.max(_larger(tl.full((ROWS, LANES), float("-inf"), values[0].dtype), values), axis=1)[:, None]
         if LOGARITHM:
-            total = f_log(across(tree(_exponentials(values, top), CHUNKS), ROWS, LANES))
+            scale = _scale(top, across(_sum(_exponentials(values, top), CHUNKS), ROWS, LANES), LOGARITHM)
             for k in tl.static_range(VALID):
-                _write(out, at, _column(0, k, SHAPE), n, (values[k] - top) - total)
+                _write(out, at, _column(0, k, SHAPE), n, values[k].to(tl.float64) - scale)
         else:
             values = _exponentials(values, top)
-            total = across(tree(values, CHUNKS), ROWS, LANES)
+            scale = _scale(top, across(_sum(values, CHUNKS), ROWS, LANES), LOGARITHM)
             for k in tl.static_range(VALID):
-                _write(out, at, _column(0, k, SHAPE), n, values[k] / total)
+                _write(out, at, _column(0, k, SHAPE), n, values[k].to(tl.float64) * scale)
     else:
+        width: tl.constexpr = tl.float64 if x.dtype.element_ty == tl.float64 else tl.float32
+        top = tl.full((ROWS, LANES), float("-inf"), width)
         for i in range(2**LEVELS):
-            top = _larger(top, _read_all(x, at, n, i, float("-inf"), SHAPE))
+            top = _larger(top, _narrow_all(x, at, n, i, float("-inf"), SHAPE))
         top = tl.max(top, axis=1)[:, None]
         like = tl.zeros((ROWS, LANES), dtype=tl.float64)
         total = across(looped(_softmax_term, (x, at, n, top), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
-        if LOGARITHM:
-            total = f_log(total)
+        scale = _scale(top, total, LOGARITHM)
         for i in range(2**LEVELS):
-            values = _read_all(x, at, n, i, float("-inf"), SHAPE)  # before anything is stored, which loads do not pass
+            values = _narrow_all(x, at, n, i, float("-inf"), SHAPE)  # before stores, which loads do not pass
             for k in tl.static_range(VALID):
-                apart = values[k] - top
-                result = apart - total if LOGARITHM else f_exp(apart) / total
+                if LOGARITHM:
+                    result = values[k].to(tl.float64) - scale
+                else:
+                    result = _power(values[k] - top).to(tl.float64) * scale
                 _write(out, at, _column(i, k, SHAPE), n, result)
 
 
@@ -119,20 +170,24 @@ def _slope_sum(g, y, LOGARITHM: tl.constexpr, CHUNKS: tl.constexpr):
     """The tree over g * y, or g. Past the end both are +0."""
     terms = ()
     for k in tl.static_range(len(g)):
-        terms = terms + (g[k] if LOGARITHM else g[k] * y[k],)
+        wide = g[k].to(tl.float64)
+        terms = terms + (wide if LOGARITHM else wide * y[k].to(tl.float64),)
     return tree(terms, CHUNKS)
 
 
 @triton.jit
 def _slope(g, y, total, LOGARITHM: tl.constexpr):
-    return g - f_exp(y) * total if LOGARITHM else (g - total) * y
+    if LOGARITHM:
+        return g.to(tl.float64) - _power(y).to(tl.float64) * total
+    else:
+        return (g.to(tl.float64) - total) * y.to(tl.float64)
 
 
 @triton.jit
 def _softmax_backward_term(context, SHAPE: tl.constexpr, i):
     g, y, at, n = context
-    values = _read_all(g, at, n, i, 0, SHAPE)
-    return (_slope_sum(values, values if SHAPE[4] else _read_all(y, at, n, i, 0, SHAPE), SHAPE[4], SHAPE[1]),)
+    values = _narrow_all(g, at, n, i, 0, SHAPE)
+    return (_slope_sum(values, values if SHAPE[4] else _narrow_all(y, at, n, i, 0, SHAPE), SHAPE[4], SHAPE[1]),)
 
 
 @triton.jit
@@ -144,7 +199,7 @@ def softmax_backward(
     SHAPE: tl.constexpr = (LANES, CHUNKS, VALID, LEVELS, LOGARITHM)
     at = _place(tl.program_id(0) * ROWS + tl.arange(0, ROWS), rows, n)
     if LEVELS == 0:
-        slopes, results = _read_all(g, at, n, 0, 0, SHAPE), _read_all(y, at, n, 0, 0, SHAPE)
+        slopes, results = _narrow_all(g, at, n, 0, 0, SHAPE), _narrow_all(y, at, n, 0, 0, SHAPE)
         total = across(_slope_sum(slopes, results, LOGARITHM, CHUNKS), ROWS, LANES)
         for k in tl.static_range(VALID):
             _write(out, at, _column(0, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
@@ -152,7 +207,7 @@ def softmax_backward(
         like = tl.zeros((ROWS, LANES), dtype=tl.float64)
         total = across(looped(_softmax_backward_term, (g, y, at, n), SHAPE, like, 1, LEVELS)[0], ROWS, LANES)
         for i in range(2**LEVELS):
-            slopes, results = _read_all(g, at, n, i, 0, SHAPE), _read_all(y, at, n, i, 0, SHAPE)
+            slopes, results = _narrow_all(g, at, n, i, 0, SHAPE), _narrow_all(y, at, n, i, 0, SHAPE)
             for k in tl.static_range(VALID):
                 _write(out, at, _column(i, k, SHAPE), n, _slope(slopes[k], results[k], total, LOGARITHM))
 

@@ -18,7 +18,7 @@ import torch
 from easyscale.core.errors import message
 
 # Raised when a C function changes its arguments; a library with another number was built from other sources.
-ABI = 4
+ABI = 5
 
 _BY_CAPABILITY = {"AVX512": "avx512", "AVX2": "avx2"}
 

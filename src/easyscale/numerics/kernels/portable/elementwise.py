@@ -1,4 +1,4 @@
-"""Formulas by torch operators on fp64 and int64, one operator for each operation of the formula: slow, any device.
+"""Formulas by torch operators on fp64, fp32 and int64, one for each operation of the formula: slow, any device.
 
 Only operators that have the same bits everywhere are used. torch's square root is not among them (neither the CPU's,
 which is a vendor library's, nor the GPU's for fp32), so the correctly rounded one is computed here from the others.
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels.formulas import FORMULAS
-from easyscale.numerics.kernels.tracing import Kind
+from easyscale.numerics.kernels.portable.products import fused_multiply_add
+from easyscale.numerics.kernels.tracing import GUESS, Kind
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -32,6 +33,18 @@ def _shifted_right(x: Tensor, places: Tensor) -> Tensor:
 def _divided(x: Tensor, y: Tensor) -> Tensor:
     """torch on CUDA multiplies by the reciprocal of a divisor that is a CPU tensor without dimensions."""
     return torch.div(x, y if y.device == x.device else y.to(x.device))
+
+
+def _fused(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return fused_multiply_add(a.double(), b.double(), c.double()).float()
+
+
+def _power_of_two(shifted: Tensor) -> Tensor:
+    return ((shifted.view(torch.int32) + 127) << 23).view(torch.float32)
+
+
+def _guess(x: Tensor) -> Tensor:
+    return (GUESS - x.view(torch.int32)).view(torch.float32)
 
 
 def square_root(x: Tensor) -> Tensor:
@@ -65,27 +78,31 @@ _OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "abs": torch.abs, "lt": torch.lt, "le": torch.le, "eq": torch.eq, "and": torch.logical_and, "or": torch.logical_or,
     "not": torch.logical_not, "where": torch.where, "bits": _bits, "from_bits": _from_bits, "iadd": torch.add,
     "isub": torch.sub, "iand": torch.bitwise_and, "ior": torch.bitwise_or, "ixor": torch.bitwise_xor,
-    "ishl": torch.bitwise_left_shift, "ishr": _shifted_right,
+    "ishl": torch.bitwise_left_shift, "ishr": _shifted_right, "sadd": torch.add, "ssub": torch.sub, "smul": torch.mul,
+    "sdiv": _divided, "sneg": torch.neg, "sabs": torch.abs, "sfma": _fused, "ssign": torch.copysign,
+    "spower": _power_of_two, "sguess": _guess, "slt": torch.lt, "swhere": torch.where,
 }  # fmt: skip
 
 
 @functools.cache
 def _constant(text: str, kind: Kind) -> Tensor:
     """A CPU tensor without dimensions, which goes with tensors of every device."""
-    if kind == "f":
-        return torch.tensor(float.fromhex(text), dtype=torch.float64)
-    return torch.tensor(int(text), dtype=torch.int64)
+    if kind == "i":
+        return torch.tensor(int(text), dtype=torch.int64)
+    return torch.tensor(float.fromhex(text), dtype=torch.float64 if kind == "f" else torch.float32)
 
 
 def constant(value: float | int, kind: Kind) -> Tensor:
-    return _constant(float(value).hex() if kind == "f" else str(value), kind)
+    return _constant(str(value) if kind == "i" else float(value).hex(), kind)
 
 
 def evaluate(name: str, tensors: Sequence[Tensor], scalars: Sequence[float] = (), *, dtype: torch.dtype) -> Tensor:
     """The formula for each element, rounded to `dtype`: see `primitives.evaluate`."""
-    inputs = [x.to(torch.float64) for x in tensors]
-    numbers = [torch.tensor(float(scalar), dtype=torch.float64) for scalar in scalars]
-    result = FORMULAS[name].evaluate(_OPERATIONS, constant, inputs, numbers)
+    formula = FORMULAS[name]
+    inputs = [x if formula.single and x.is_floating_point() else x.to(torch.float64) for x in tensors]
+    width = torch.float32 if formula.single else torch.float64
+    numbers = [torch.tensor(float(scalar), dtype=width) for scalar in scalars]
+    result = formula.evaluate(_OPERATIONS, constant, [x.to(width) for x in inputs], numbers)
     if dtype in (torch.bfloat16, torch.float16):
         result = result.to(torch.float32)
-    return result.to(dtype) if dtype != torch.float64 else result
+    return result.to(dtype)

@@ -61,6 +61,22 @@ static inline void d2_load(const void *base, int dtype, long offset, long n, dou
     }
 }
 
+/* n neighbours of at most 32 bits as fp32 */
+static inline void d2_load_float(const void *base, int dtype, long offset, long n, float *restrict out)
+{
+    if (dtype == D2_F32) {
+        memcpy(out, (const float *)base + offset, n * sizeof(float));
+    } else {
+        const uint16_t *restrict x = (const uint16_t *)base + offset;
+        if (dtype == D2_BF16)
+            for (long i = 0; i < n; i++)
+                out[i] = d2_from_bf16(x[i]);
+        else
+            for (long i = 0; i < n; i++)
+                out[i] = d2_from_f16(x[i]);
+    }
+}
+
 /* n neighbours rounded to fp32, or kept as fp64 */
 static inline void d2_store(void *base, int dtype, long offset, long n, const double *restrict values)
 {
