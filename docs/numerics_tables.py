@@ -26,6 +26,7 @@ from easyscale.numerics.kernels import (
     attention,
     autocast,
     formula_functions,
+    formula_losses,
     formula_powers,
     formula_singles,
     formulas,
@@ -94,7 +95,7 @@ def _text(node: ast.FunctionDef, lines: list[str]) -> str:
     body = node.body[1:] if remark else node.body
     kept = [f"# {line}" for line in textwrap.wrap(remark, 116)] + [f"def {node.name}({ast.unparse(node.args)}):"]
     for line in lines[(node.body[0].end_lineno if remark else body[0].lineno - 1) or 0 : node.end_lineno]:
-        line = re.sub(r"\b(fn|singles)\.", "", line)  # the modules of functions
+        line = re.sub(r"\b(fn|singles|losses)\.", "", line)  # the modules of functions
         line = re.sub(r"\w+\.like\(([^()]*)\)", r"\1", line)  # a constant
         kept.append(re.sub(r"^( +\w+): [\w\[\]]+ = ", r"\1 = ", line))
     return "\n".join(kept)
@@ -103,7 +104,7 @@ def _text(node: ast.FunctionDef, lines: list[str]) -> str:
 def functions() -> str:
     """The text of all formulas, in the order of their definition."""
     parts = []
-    for module in (formula_functions, formula_powers, formula_singles, formulas):
+    for module in (formula_functions, formula_powers, formula_singles, formula_losses, formulas):
         source = inspect.getsource(module)
         nodes = [n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name != "formula"]
         parts.append("```python\n" + "\n\n".join(_text(node, source.splitlines()) for node in nodes) + "\n```")
@@ -160,7 +161,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ishr": lambda x, y: (x % (1 << 64)) >> y,
     "sadd": lambda x, y: single(x + y), "ssub": lambda x, y: single(x - y), "smul": lambda x, y: single(x * y),
     "sdiv": lambda x, y: single(_divided(x, y)), "sneg": lambda x: -x, "sabs": abs, "sfma": _fused,
-    "ssign": math.copysign, "spower": _power_of_two, "sguess": _guess, "slt": lambda x, y: x < y, "swhere": lambda c, x, y: x if c else y,
+    "ssign": math.copysign, "spower": _power_of_two, "sguess": _guess, "slt": lambda x, y: x < y,
+    "swhere": lambda c, x, y: x if c else y,
 }  # fmt: skip
 _TENSORS = ((0.7, 0.3, 1.9), (-2.6, 5.1, 0.4))
 _SCALARS = ((0.3, 0.9, 1.5), (1.1, 20.0, 0.6))

@@ -11,7 +11,7 @@ import torch
 from d2_mirror import same
 
 from easyscale.numerics.kernels import native
-from easyscale.numerics.kernels.gpu import elementwise, fused, rows
+from easyscale.numerics.kernels.gpu import elementwise, fused, row_shapes, rows
 from easyscale.numerics.kernels.gpu import products as gpu_products
 from easyscale.numerics.kernels.native import fused as native_fused
 
@@ -42,7 +42,7 @@ def settings(**values: tuple[Any, Any]) -> Iterator[None]:
 
 def forget_plans() -> None:
     """What was kept with other settings."""
-    for module in (elementwise, fused, rows):
+    for module in (elementwise, fused, row_shapes, rows):
         for value in vars(module).values():
             if hasattr(value, "cache_clear"):
                 value.cache_clear()
@@ -77,16 +77,15 @@ def tiles_that_differ() -> list[str]:
                 bad.append(f"exp, {block} elements by {warps} warps")
     table = torch.randn(300, 5000, generator=torch.Generator().manual_seed(2))
     for lanes, chunks, tile in ((256, 16, 2048), (512, 4, 512), (1024, 2, 1024), (128, 8, 256)):
-        with settings(MOST_LANES=(rows, lanes), CHUNKS=(rows, chunks), TILE=(rows, tile)):
+        takes = (row_shapes.Take(row_shapes.ANY, lanes, chunks, 4),)
+        with settings(SUM_OF_FEW=(row_shapes, takes), CHUNKS=(rows, chunks), TILE=(rows, tile)):
             for dims in ((0,), (1,), (0, 1)):
                 if not same(rows.tree_sum(table.cuda(), dims), native.tree_sum(table, dims)):
                     bad.append(f"sums over {dims}, {lanes} lanes, {chunks} chunks, tiles of {tile}")
     slopes = torch.randn(300, 5000, generator=torch.Generator().manual_seed(4))
     for lanes, kept in ((128, 4), (256, 8), (1024, 2), (2048, 4)):
-        with settings(
-            MOST_LANES=(rows, lanes), MANY_LANES=(rows, 0), KEPT=(fused, kept), SLOPE_LANES=(fused, lanes),
-            SLOPE_KEPT=(fused, kept),
-        ):  # fmt: skip
+        takes = (row_shapes.Take(row_shapes.ANY, lanes, kept, 4),)
+        with settings(SOFTMAX=(row_shapes, takes), SOFTMAX_BACKWARD=(row_shapes, takes)):
             for logarithm in (False, True):
                 there = fused.softmax(table.cuda(), logarithm, torch.float32)
                 here = native_fused.softmax(table, logarithm, torch.float32)

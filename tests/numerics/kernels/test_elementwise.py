@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels import elementwise, foreach, primitives
+from easyscale.numerics.kernels.formulas import SINGLE
 from easyscale.numerics.kernels.registry import FORMS
 
 aten = torch.ops.aten
@@ -80,15 +81,15 @@ def everywhere(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize(("name", "args", "options"), CASES)
-def test_a_form_is_the_correctly_rounded_value_of_stock_in_fp64(
-    name: str, args: tuple[Any, ...], options: dict[str, Any]
-) -> None:
+def test_a_form_is_the_value_of_stock_in_fp64(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    """Correctly rounded, but for those that are computed in fp32."""
     exact = stock(name, *[mapped(a, Tensor.double) for a in args], **options)
     ours = call(name, *args, **options)
     assert ours.dtype == torch.float32
     assert ours.shape == exact.shape
     assert ours.stride() == stock(name, *args, **options).stride()
-    torch.testing.assert_close(ours.double(), exact, rtol=7e-8, atol=1e-30, equal_nan=True)
+    relative, absolute = (5e-7, 2e-7) if name in SINGLE else (7e-8, 1e-30)
+    torch.testing.assert_close(ours.double(), exact, rtol=relative, atol=absolute, equal_nan=True)
 
 
 @pytest.mark.parametrize(("name", "args", "options"), CASES)

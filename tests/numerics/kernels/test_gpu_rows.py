@@ -16,8 +16,10 @@ import torch
 from tests.numerics.kernels.triton_rows_probe import compiled, interpreted
 
 from easyscale.numerics.kernels import gpu, native, portable, primitives
+from easyscale.numerics.kernels.gpu import row_shapes
 from easyscale.numerics.kernels.gpu.fused import LONGEST
-from easyscale.numerics.kernels.gpu.rows import magic_of, power, residues, row_shape, row_shape_at_once, tile_shape
+from easyscale.numerics.kernels.gpu.row_shapes import power, row_shape
+from easyscale.numerics.kernels.gpu.rows import TILE, magic_of, residues, tile_shape
 from easyscale.numerics.kernels.reductions import fused
 
 HERE = Path(__file__).parent
@@ -59,9 +61,11 @@ def test_a_kernel_is_compiled_to_the_operations_that_are_written(check: str) -> 
 @pytest.mark.parametrize("n", [1, 2, 3, 31, 768, 1024, 1025, 4608, 50_257, LONGEST])
 def test_lanes_and_levels_make_up_the_padded_row(n: int) -> None:
     for count in (1, 3, 4096):
-        for shape, block in (
-            row_shape(n, count, 8), row_shape(n, count, 4), row_shape(n, count, 4, 256), row_shape_at_once(n, count)
+        for takes in (
+            row_shapes.SOFTMAX, row_shapes.SOFTMAX_BACKWARD, row_shapes.NORM, row_shapes.NORM_BACKWARD, row_shapes.SUM,
+            row_shapes.SUM_OF_FEW,
         ):  # fmt: skip
+            shape, block = row_shape(n, count, takes)
             span = shape["LANES"] << shape["LEVELS"]
             assert span * shape["CHUNKS"] == power(n)
             assert span * (shape["VALID"] - 1) < n <= span * shape["VALID"]
@@ -74,7 +78,7 @@ def test_lanes_and_levels_make_up_the_padded_row(n: int) -> None:
 def test_tiles_and_residues_make_up_the_padded_sum(outputs: int, length: int, across: bool) -> None:
     for busy in (1, 132, 264):
         left = residues(outputs, power(length), 4, across, busy)
-        shape = tile_shape(length, left, min(32, power(outputs) if across else left))
+        shape = tile_shape(length, left, min(32, power(outputs) if across else left), TILE)
         span = shape["ROWS"] * left << shape["LEVELS"]
         assert span * shape["CHUNKS"] == power(length)
         assert span * (shape["VALID"] - 1) < length <= span * shape["VALID"]

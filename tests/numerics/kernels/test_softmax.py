@@ -16,18 +16,33 @@ SHAPES: list[tuple[tuple[int, ...], int]] = [
 ]  # fmt: skip
 
 
-def formula(name: str, value: float) -> float:
-    return evaluate(name, [torch.tensor(value, dtype=torch.float64)], dtype=torch.float64).item()
+def formula(name: str, value: float, dtype: torch.dtype = torch.float64) -> float:
+    return evaluate(name, [torch.tensor(value, dtype=torch.float64)], dtype=dtype).item()
+
+
+def power(value: float) -> float:
+    """e^x in fp32."""
+    return formula("exp_single", value, torch.float32)
 
 
 def test_softmax_is_the_definition_to_the_bit() -> None:
     x = torch.randn(13) * 5
     values = x.tolist()
-    apart = [v - max(values) for v in values]
-    powers = [formula("exp", v) for v in apart]
+    powers = [power(fp32(v - max(values))) for v in values]
     total = tree(powers)
-    assert softmax.softmax(x, 0, False).tolist() == [fp32(e / total) for e in powers]
-    assert softmax.log_softmax(x, 0, False).tolist() == [fp32(v - formula("log", total)) for v in apart]
+    assert softmax.softmax(x, 0, False).tolist() == [fp32(e * (1.0 / total)) for e in powers]
+    taken = max(values) + formula("log", total)
+    assert softmax.log_softmax(x, 0, False).tolist() == [fp32(v - taken) for v in values]
+
+
+def test_softmax_of_fp64_is_the_definition_to_the_bit() -> None:
+    x = torch.randn(13, dtype=torch.float64) * 5
+    values = x.tolist()
+    powers = [formula("exp", v - max(values)) for v in values]
+    total = tree(powers)
+    assert softmax.softmax(x, 0, False).tolist() == [e * (1.0 / total) for e in powers]
+    taken = max(values) + formula("log", total)
+    assert softmax.log_softmax(x, 0, False).tolist() == [v - taken for v in values]
 
 
 def test_the_backward_is_the_definition_to_the_bit() -> None:
@@ -36,8 +51,10 @@ def test_the_backward_is_the_definition_to_the_bit() -> None:
     total = tree([a * b for a, b in pairs])
     assert softmax.softmax_backward(g, y, 0, torch.float32).tolist() == [fp32((a - total) * b) for a, b in pairs]
     total = tree(g.tolist())
-    wanted = [fp32(a - formula("exp", b) * total) for a, b in pairs]
+    wanted = [fp32(a - power(b) * total) for a, b in pairs]
     assert softmax.log_softmax_backward(g, y, 0, torch.float32).tolist() == wanted
+    wide = [a - formula("exp", b) * total for a, b in pairs]
+    assert softmax.log_softmax_backward(g.double(), y.double(), 0, torch.float64).tolist() == wide
 
 
 @native_only

@@ -28,7 +28,7 @@ from torch import Tensor
 
 sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parent)]
 from triton_probe import build, complaints_of, whole_numbers  # noqa: E402  this file runs as a program of its own
-from triton_rows_probe import FEW, PLAIN, REAL, operations, sizes  # noqa: E402
+from triton_rows_probe import FEW, PLAIN, POWER, REAL, operations, sizes  # noqa: E402
 
 from d2_rows import assert_same, special  # noqa: E402
 from easyscale.numerics.kernels import attention, gpu, primitives  # noqa: E402
@@ -226,7 +226,7 @@ def _rows_compiled(n: int, masks: tuple[tuple[int, str], ...] = ALL[1:2]) -> Non
             pointers = {"s": "*fp32", "g": "*fp32", "mask": f"*{mask}"}
             kind = {"ADDED": added, "DROPS": drops}
             singles = ({"add.rn.f32", "add.f32"} if added else set()) | ({"mul.rn.f32", "mul.f32"} if drops else set())
-            allowed = PLAIN | {"div.rn.f64"} | singles
+            allowed = PLAIN | POWER | {"div.rn.f64"} | singles
             _compiled(kernels.probabilities, pointers, kind | shape_of(n), allowed)
             _compiled(kernels.slopes, pointers, kind | shape_of(n), allowed)
 
@@ -238,7 +238,9 @@ def _ones_compiled() -> None:
     names = ("rows", "n", "length", "heads", "m_outer", "m_inner", "m_row", "m_column")
     kind = dict.fromkeys(names, 1) | {"ADDED": 2, "DROPS": True} | shape_of(1)
     for kernel in (kernels.probabilities, kernels.slopes):
-        _compiled(kernel, {"s": "*fp32", "g": "*fp32", "mask": "*u8"}, dict(kind), PLAIN | SINGLE | {"div.rn.f64"})
+        _compiled(
+            kernel, {"s": "*fp32", "g": "*fp32", "mask": "*u8"}, dict(kind), PLAIN | POWER | SINGLE | {"div.rn.f64"}
+        )
     names = ("rows", "columns", "heads", "x_outer", "x_inner", "x_row", "x_column", "o_outer", "o_row", "o_column")
     kind = dict.fromkeys(names, 1) | {"SCALED": True, "SIDE": at_once.SIDE}
     _compiled(kernels.moved, {"x": "*fp32", "out": "*fp32"}, kind, SINGLE)

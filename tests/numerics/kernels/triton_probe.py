@@ -118,7 +118,11 @@ _FLOATING = re.compile(
     r"\b((?:fma|mad|mul|add|sub|div|sqrt|rsqrt|rcp|ex2|lg2|mma|wgmma)\.[a-z0-9_.]*f(?:64|32|16)[a-z0-9.]*)"
 )
 _FUSED = re.compile(r"fma\.rn\.f32\s+(%\w+), (%\w+), (%\w+), (%\w+);")
-_WRITTEN = {"mul": "mul.rn.f64", "div": "div.rn.f64", "sqrt": "sqrt.rn.f64"}
+_WRITTEN = {
+    "mul": "mul.rn.f64", "div": "div.rn.f64", "sqrt": "sqrt.rn.f64", "smul": "mul.rn.f32", "sdiv": "div.rn.f32",
+    "sfma": "fma.rn.f32",
+}  # fmt: skip
+_SUMS = {False: {"add.rn.f64", "sub.rn.f64"}, True: {"add.rn.f32", "sub.rn.f32"}}
 
 
 def build(
@@ -153,14 +157,15 @@ def formula_ptx(name: str, capability: int, dtype: str = "fp32", fuse: bool = Fa
 def _formula_compiled(name: str) -> None:
     """Each operation is rounded by itself, and there are no more of them than the formula has."""
     each = elementwise.BLOCK // (32 * elementwise.WARPS)
+    single = FORMULAS[name].single
     wanted = Counter(node.op for node in FORMULAS[name].nodes)
     for capability in CAPABILITIES:
         found = Counter(_FLOATING.findall(formula_ptx(name, capability)))
-        allowed = {"add.rn.f64", "sub.rn.f64", *_WRITTEN.values()}
+        allowed = _SUMS[single] | {text for text in _WRITTEN.values() if text.endswith("f32") is single}
         assert set(found) <= allowed, f"sm_{capability}: {set(found) - allowed}"
         for operation, text in _WRITTEN.items():
             assert found[text] <= each * wanted[operation], f"sm_{capability}: {found[text]} {text}"
-        for operation in ("div", "sqrt"):  # these cannot have been folded into anything
+        for operation in ("div", "sqrt", "sfma"):  # these cannot have been folded into anything
             assert found[_WRITTEN[operation]] or not wanted[operation]
 
 

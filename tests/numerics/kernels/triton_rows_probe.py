@@ -26,7 +26,7 @@ from triton_probe import complaints_of, ptx  # noqa: E402  this file runs as a p
 from d2_rows import assert_same, special  # noqa: E402
 from easyscale.numerics.kernels import batches, gpu, losses, norms, primitives, reductions  # noqa: E402
 from easyscale.numerics.kernels import softmax as softmaxes  # noqa: E402
-from easyscale.numerics.kernels.gpu import channels, fused, products, rows  # noqa: E402
+from easyscale.numerics.kernels.gpu import channels, fused, products, row_shapes, rows  # noqa: E402
 from easyscale.numerics.kernels.gpu import launch as launching  # noqa: E402
 from easyscale.numerics.kernels.gpu import losses as at_once  # noqa: E402
 from easyscale.numerics.kernels.gpu.launch import launch  # noqa: E402
@@ -45,22 +45,23 @@ def numbers(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 # ------------------------------------------------------------------------------------------------ interpreted
 
 
-FEW: dict[Any, dict[str, int]] = {
-    rows: {"FEW_LANES": 4, "MOST_LANES": 8, "AT_ONCE": 32, "WARP": 16, "TILE": 16, "SEGMENT": 16, "BUSY": 5,
-           "CHUNKS": 2, "ROW": 64},
-    fused: {"KEPT": 2, "KEPT_OF_TWO": 2},
-    channels: {"TILE": 16, "SEGMENT": 16, "BUSY": 5, "WIDEST": 8, "SPANS": 3, "UNROLL": 2},
+_FEW_LANES = (row_shapes.Take(4, 4, 1, 1, together=8), row_shapes.Take(8, 4, 2, 1), row_shapes.Take(1024, 4, 2, 1))
+FEW: dict[Any, dict[str, Any]] = {
+    rows: {"FEW_LANES": 4, "AT_ONCE": 32, "TILE": 16, "SEGMENT": 16, "BUSY": 5, "CHUNKS": 2},
+    row_shapes: dict.fromkeys(("SOFTMAX", "SOFTMAX_BACKWARD", "NORM", "NORM_BACKWARD", "SUM", "SUM_OF_FEW"), _FEW_LANES)
+    | {"LONGEST": 64},
+    channels: {"TILE": 16, "LONG_TILE": 16, "SEGMENT": 16, "BUSY": 5, "WIDEST": 8, "SPANS": 3, "UNROLL": 2},
 }  # fmt: skip
 REAL = {module: {name: getattr(module, name) for name in few} for module, few in FEW.items()}
 
 
 @contextmanager
-def sizes(of: dict[Any, dict[str, int]]) -> Iterator[None]:
+def sizes(of: dict[Any, dict[str, Any]]) -> Iterator[None]:
     """FEW lanes and small tiles give short rows all the levels of long ones, and few values many parts."""
     with ExitStack() as stack:
         for module, values in of.items():
             stack.enter_context(patch.multiple(module, **values))
-        plans = [value for module in (rows, fused, channels) for value in vars(module).values()]
+        plans = [value for module in (rows, row_shapes, fused, channels) for value in vars(module).values()]
         for kept in (value for value in plans if hasattr(value, "cache_clear")):
             kept.cache_clear()
             stack.callback(kept.cache_clear)
@@ -283,6 +284,7 @@ ROUNDING = re.compile(
     r"\b((?:fma|mad|mul|add|sub|div|sqrt|rsqrt|rcp|ex2|lg2|tanh)\.[a-z0-9_.]*f(?:64|32|16)[a-z0-9.]*)"
 )
 PLAIN = {"add.rn.f64", "sub.rn.f64", "mul.rn.f64"}
+POWER = {"fma.rn.f32", "add.rn.f32", "sub.rn.f32", "sub.f32", "mul.rn.f32"}  # of e^x in fp32
 
 
 def operations(text: str) -> set[str]:
@@ -309,22 +311,22 @@ def _rows_compiled(dtype: str, n: int) -> None:
 
     of = dict.fromkeys(("x", "g", "y", "out", "w", "b"), f"*{dtype}") | WIDE
     for logarithm in (False, True):
-        divides = set() if logarithm else {"div.rn.f64"}
-        # log divides
         kind = {"LOGARITHM": logarithm}
-        _compiled(kernels.softmax, of, kind | shape_of(n, fused.KEPT), PLAIN | {"div.rn.f64"})
-        slope = kind | shape_of(n, fused.SLOPE_KEPT, fused.SLOPE_LANES)
-        _compiled(kernels.softmax_backward, of, slope, PLAIN | divides)
+        powers = set() if dtype == "fp64" else POWER
+        shape = shape_of(n, row_shapes.SOFTMAX)
+        _compiled(kernels.softmax, of, kind | shape, PLAIN | powers | {"div.rn.f64"})
+        slope = kind | shape_of(n, row_shapes.SOFTMAX_BACKWARD)
+        _compiled(kernels.softmax_backward, of, slope, PLAIN | powers if logarithm else PLAIN)
     for centred in (False, True):
         kind = {"CENTRED": centred, "WEIGHT": True, "FLAT": centred}
-        shape, block = rows.row_shape_at_once(n, 100_000)
-        norm = kind | shape | {"BIAS": centred, "ROWS": block}
+        norm = kind | shape_of(n, row_shapes.NORM) | {"BIAS": centred}
         _compiled(kernels.row_norm, of, norm, PLAIN | {"div.rn.f64", "sqrt.rn.f64"})
-        _compiled(kernels.row_norm_backward, of, kind | shape_of(n, fused.KEPT_OF_TWO), PLAIN | {"div.rn.f64"})
+        shape = shape_of(n, row_shapes.NORM_BACKWARD)
+        _compiled(kernels.row_norm_backward, of, kind | shape, PLAIN | {"div.rn.f64"})
 
 
-def shape_of(n: int, kept: int, most: int = 0) -> dict[str, int]:
-    shape, block = rows.row_shape(n, 100_000, kept, most)
+def shape_of(n: int, takes: row_shapes.Takes) -> dict[str, int]:
+    shape, block = row_shapes.row_shape(n, 100_000, takes)
     return shape | {"ROWS": block}
 
 
@@ -353,7 +355,7 @@ def _likelihood_compiled() -> None:
     from easyscale.numerics.kernels.gpu import loss_kernels as kernels
 
     names = dict.fromkeys(("x", "g", "out", "w"), "*fp32") | {"weighed": "*fp64", "target": "*i64"}
-    shape = rows.row_shape(1000, 1, 4)[0]
+    shape = row_shapes.row_shape(1000, 1, row_shapes.SUM_OF_FEW)[0]
     kind = {"MEAN": True, "WEIGHT": True}
     _compiled(kernels.total, names, shape | kind | {"LOSS": True}, PLAIN | {"div.rn.f64"})
     _compiled(kernels.gradient, names, kind | {"EACH": False, "COLUMNS": 1024}, PLAIN | {"div.rn.f64"})
@@ -364,7 +366,7 @@ def _fusion_is_seen() -> None:
     from easyscale.numerics.kernels.gpu import fused_kernels as kernels
 
     names = dict.fromkeys(("x", "out", "g", "y"), "*fp32") | WIDE
-    constants = {"LOGARITHM": True, **shape_of(64, 4)}
+    constants = {"LOGARITHM": True, **shape_of(64, row_shapes.SOFTMAX_BACKWARD)}
     options = {"num_warps": constants.pop("num_warps")}
     assert "fma.rn.f64" in operations(ptx(kernels.softmax_backward, 90, names, constants, **options))
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from easyscale.numerics.kernels import gpu, primitives, products, sliced_convolutions
 from easyscale.numerics.kernels.products import chains, check_dtype, reads_views, view_chains
 from easyscale.numerics.kernels.registry import form
-from easyscale.numerics.kernels.sliced_convolutions import Correlation, slices_by_image, slices_of
+from easyscale.numerics.kernels.sliced_convolutions import Correlation, always_chains, slices_by_image, slices_of
 
 # Positions of one image below which all images are joined to one wide product: speed only. The other number holds for
 # kernels of one tap on a GPU, where joining needs a copy or a gathering.
@@ -204,9 +204,9 @@ def weight_gradient(grad: Tensor, x: Tensor, weight: Tensor, window: Window, gro
 def input_gradient(grad: Tensor, weight: Tensor, window: Window, groups: int, size: Sequence[int]) -> Tensor:
     """fp32 [images, channels in, *size]."""
     dims = len(window.kernel)
-    inner = weight.shape[1]
-    direct = _direct(grad.device)
-    if direct and direct.takes(inner, weight.shape[0] // groups, window.kernel, products.BLOCK, grad, weight):
+    inner, outer = weight.shape[1], weight.shape[0] // groups
+    direct, few = _direct(grad.device), always_chains(inner, outer, window.kernel, groups)
+    if direct and few and direct.takes(inner, outer, window.kernel, products.BLOCK, grad, weight):
         found: Tensor = direct.input_gradient(grad, weight, _phases(window, tuple(size)), groups, size)
         return found
     if direct and grad.shape[2:] == tuple(size):

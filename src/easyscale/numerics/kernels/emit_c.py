@@ -68,7 +68,7 @@ D2_INLINE float d2_fused(float a, float b, float c) { return __builtin_fmaf(a, b
 D2_INLINE float d2_fused(float a, float b, float c) {
     const double p = (double)a * b, q = c, s = p + q, t = s - p, lost = (p - (s - t)) + (q - t);
     const uint64_t sum = d2_bits(s), rest = d2_bits(lost) << 1, infinite = (((sum >> 52) & 0x7ff) + 1) >> 11;
-    const uint64_t cut = ((rest | -rest) >> 63) & ~(sum | infinite) & 1; /* without comparisons: SSE2 has none of these */
+    const uint64_t cut = ((rest | -rest) >> 63) & ~(sum | infinite) & 1; /* SSE2 cannot compare these */
     const uint64_t toward = -((sum ^ d2_bits(lost)) >> 63) | 1; /* +1: the exact sum lies further from zero */
     return (float)d2_from_bits(sum + (toward & -cut));
 }

@@ -1,11 +1,10 @@
 """Writes a formula as the text of a Triton function over fp64 values; to be launched with `enable_fp_fusion=False`.
 
-    f_NAME(t0, ..., s0, ...)      blocks or scalars of tl.float64 in, fp64 out; of tl.float32, if the formula is `single`
+    f_NAME(t0, ..., s0, ...)      blocks or scalars of tl.float64 in, fp64 out; of tl.float32 if it is `single`
 
 Constants are written by their bits, since a Python float beside a block may become fp32. Division and square root of
-fp64 are the correctly rounded ones (PTX has no others; of fp32 `/` is not); a minus sign is a flipped bit, since Triton's
-`-x` is `0 - x`.
-Standard library only; whoever runs the text has `triton` and `tl` in scope.
+fp64 are the correctly rounded ones (PTX has no others; of fp32 `/` is not); a minus sign is a flipped bit, since
+Triton's `-x` is `0 - x`. Standard library only; whoever runs the text has `triton` and `tl` in scope.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 On a GPU an fp32 operation takes half the time of one of fp64, or a quarter where a multiplication and an addition are
 one FMA; on a CPU a vector holds twice as many. So these take no longer than reading and writing the values does.
 Errors are those of good fp32 libraries: at most 1 unit in the last place for exp, 2.5 for tanh and sigmoid, 6 for the
-normal distribution (below -4 up to 7e-8 x^2 of it, where stock's has no digit right); a half at the root of the mean
+normal distribution (below -2 up to 1e-7 x^2 of it, where stock's has few digits right); a half at the root of the mean
 square. Polynomials as in `formula_functions`, coefficients rounded to fp32. Special values are those of the long
 functions; numbers below 1e-36 may be 0. Standard library only.
 """
@@ -30,8 +30,9 @@ TANH_SINGLE = (-0.3333333134651184, 0.13333113491535187, -0.05390942841768265, 0
 NORMAL_NEAR = (0.3989422917366028, -0.06649035960435867, 0.009973328560590744, -0.001186343957670033,
                0.0001135022976086475, -7.66053835832281e-06)  # fmt: skip
 # that up to -t, times e^(t^2 / 2) * (t + 3.5), in (t - 3.5) / (t + 3.5), on 1 <= t <= 15, to 3e-8
-NORMAL_FAR = (0.7444160580635071, -0.565561830997467, 0.31542494893074036, -0.11605019867420197, 0.017407741397619247,
-              0.0064673335291445255, -0.0031822952441871166, -0.00040437819552607834, 0.0004344751941971481)  # fmt: skip
+NORMAL_FAR = (0.7444160580635071, -0.565561830997467, 0.31542494893074036, -0.11605019867420197,
+              0.017407741397619247, 0.0064673335291445255, -0.0031822952441871166, -0.00040437819552607834,
+              0.0004344751941971481)  # fmt: skip
 
 
 def polynomial_single(x: Value, coefficients: tuple[float, ...]) -> Value:

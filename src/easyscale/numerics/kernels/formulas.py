@@ -2,9 +2,9 @@
 
 A formula takes `tensors` elements and `scalars` numbers, all as fp64, and gives an fp64; whoever evaluates it rounds
 once to the dtype of the output (to bf16 and fp16 by way of fp32). Names are those of the aten operators where there is
-one; where there is NAME_single too, that is evaluated for outputs other than fp64 (`SINGLE`): a program over fp32, whose
-inputs are rounded to fp32 first. `emit_c`, `emit_triton` and `portable.elementwise` are made from this table. Standard
-library only.
+one; where there is NAME_single too, that is evaluated for outputs other than fp64 (`SINGLE`): a program over fp32,
+whose inputs are rounded to fp32 first. `emit_c`, `emit_triton` and `portable.elementwise` are made from this table.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from easyscale.numerics.kernels import formula_functions as fn
+from easyscale.numerics.kernels import formula_losses as losses
 from easyscale.numerics.kernels import formula_powers as powers
 from easyscale.numerics.kernels import formula_singles as singles
 from easyscale.numerics.kernels.tracing import Formula, Value, fused, traced, where
@@ -45,6 +46,16 @@ for _function in (
     formula(1)(_function)
 for _function in (singles.exp_single, singles.tanh_single, singles.sigmoid_single):
     formula(1)(_function)
+for _loss in (losses.square_loss, losses.entropy, losses.entropy_of_logits, losses.soft_margin):
+    formula(2)(_loss)
+formula(2, 1)(losses.smooth_l1)
+formula(2, 1)(losses.huber)
+formula(3)(losses.entropy_backward)
+formula(3)(losses.entropy_of_logits_weighed)
+formula(3, 1)(losses.square_loss_backward)
+formula(3, 1)(losses.soft_margin_backward)
+formula(3, 2)(losses.smooth_l1_backward)
+formula(3, 2)(losses.huber_backward)
 formula(2)(fn.atan2)
 formula(2, name="pow")(powers.power)
 formula(2, 1, name="add_scaled")(powers.fused_for_single)

@@ -1,4 +1,5 @@
-"""Losses as D2 forms: each element's loss in fp64, operation by operation; sums by the halving tree; one rounding.
+"""Losses as D2 forms: each element's loss in fp64, by a formula (`formula_losses`); sums by the halving tree; one
+rounding.
 
 With d = x - t, n the number of elements, and S the sum over all of them in row-major order (mean: S / n):
 
@@ -18,6 +19,9 @@ Elements that nll ignores are left out of both sums as +0. bce's max keeps NaN.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
 import torch
 from torch import Tensor
 
@@ -30,29 +34,33 @@ from easyscale.numerics.kernels.registry import form
 NONE, MEAN, SUM = 0, 1, 2
 
 
-def _reduced(losses: Tensor, reduction: int, dtype: torch.dtype) -> Tensor:
-    """fp64 losses to the result."""
+def _dtype(self: Tensor, target: Tensor) -> torch.dtype:
+    refuse_complex(self, "a loss")
+    refuse_complex(target, "a loss")
+    return torch.promote_types(self.dtype, target.dtype)
+
+
+def _loss(
+    name: str, tensors: Sequence[Tensor], reduction: int, dtype: torch.dtype, scalars: Sequence[float] = (),
+    weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The formula of each element, in fp64 where it is multiplied or added up."""
+    if reduction == NONE and weight is None:
+        return evaluate(name, tensors, scalars, dtype=dtype)
+    losses = evaluate(name, tensors, scalars, dtype=torch.float64)
+    if weight is not None:
+        losses = losses * weight.double()
     if reduction == NONE:
         return rounded(losses, dtype)
     return summed(losses, range(losses.dim()), dtype, losses.numel() if reduction == MEAN else None).reshape(())
 
 
-def _both(self: Tensor, target: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
-    refuse_complex(self, "a loss")
-    refuse_complex(target, "a loss")
-    return self.double(), target.double(), torch.promote_types(self.dtype, target.dtype)
-
-
-def _share(value: float, x: Tensor, reduction: int) -> Tensor:
+def _share(value: float, reduction: int, *tensors: Tensor) -> float:
     """The factor k of a backward."""
-    size = x.numel()
+    size = prod(torch.broadcast_shapes(*[x.shape for x in tensors]))
     if reduction == MEAN:
         value = value / size if size else float("nan")
-    return number(value, x)
-
-
-def _log(name: str, x: Tensor) -> Tensor:
-    return evaluate(name, [x], dtype=torch.float64)
+    return value
 
 
 # ---------------------------------------------------------------------------------------------- distances
@@ -60,60 +68,38 @@ def _log(name: str, x: Tensor) -> Tensor:
 
 @form("mse_loss")
 def mse_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    x, t, dtype = _both(self, target)
-    apart = x - t
-    return _reduced(apart * apart, reduction, dtype)
+    return _loss("square_loss", (self, target), reduction, _dtype(self, target))
 
 
 @form("mse_loss_backward")
 def mse_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    x, t, dtype = _both(self, target)
-    apart = x - t
-    return rounded((apart * grad_output.double()) * _share(2.0, apart, reduction), dtype)
+    share = _share(2.0, reduction, self, target)
+    return evaluate("square_loss_backward", (grad_output, self, target), (share,), dtype=_dtype(self, target))
 
 
 @form("smooth_l1_loss")
 def smooth_l1_loss(self: Tensor, target: Tensor, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
-    x, t, dtype = _both(self, target)
-    z, edge = torch.abs(x - t), number(beta, x)
-    inside = ((z * number(0.5, x)) * z) / edge
-    return _reduced(torch.where(z < edge, inside, z - number(0.5 * beta, x)), reduction, dtype)
+    return _loss("smooth_l1", (self, target), reduction, _dtype(self, target), (beta,))
 
 
 @form("smooth_l1_loss_backward")
 def smooth_l1_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
-    x, t, dtype = _both(self, target)
-    apart, g, edge = x - t, grad_output.double(), number(beta, x)
-    share = _share(1.0, apart, reduction)
-    outside = g * share
-    result = torch.where(apart >= edge, outside, ((apart * share) * g) / edge)
-    return rounded(torch.where(apart <= -edge, -outside, result), dtype)
+    scalars = beta, _share(1.0, reduction, self, target)
+    return evaluate("smooth_l1_backward", (grad_output, self, target), scalars, dtype=_dtype(self, target))
 
 
 @form("huber_loss")
 def huber_loss(self: Tensor, target: Tensor, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
-    x, t, dtype = _both(self, target)
-    z, edge = torch.abs(x - t), number(delta, x)
-    outside = (z - number(0.5 * delta, x)) * edge
-    return _reduced(torch.where(z < edge, (z * number(0.5, x)) * z, outside), reduction, dtype)
+    return _loss("huber", (self, target), reduction, _dtype(self, target), (delta,))
 
 
 @form("huber_loss_backward")
 def huber_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int, delta: float) -> Tensor:
-    x, t, dtype = _both(self, target)
-    apart, g, edge = x - t, grad_output.double(), number(delta, x)
-    share = _share(1.0, apart, reduction)
-    outside = (g * share) * edge
-    result = torch.where(apart > edge, outside, (apart * share) * g)
-    return rounded(torch.where(apart < -edge, -outside, result), dtype)
+    scalars = delta, _share(1.0, reduction, self, target)
+    return evaluate("huber_backward", (grad_output, self, target), scalars, dtype=_dtype(self, target))
 
 
 # ---------------------------------------------------------------------------------------------- probabilities
-
-
-def _at_least(x: Tensor, least: float) -> Tensor:
-    bound = number(least, x)
-    return torch.where(x < bound, bound, x)
 
 
 @form("binary_cross_entropy")
@@ -122,45 +108,40 @@ def binary_cross_entropy(
 ) -> Tensor:
     if self.device.type == "cpu" and not bool(torch.all((self >= 0) & (self <= 1))):
         raise RuntimeError("all elements of input should be between 0 and 1")
-    x, t, _ = _both(self, target)
-    losses = (t - number(1.0, x)) * _at_least(_log("log1p", -x), -100.0) - t * _at_least(_log("log", x), -100.0)
-    return _reduced(losses if weight is None else losses * weight.double(), reduction, self.dtype)
+    _dtype(self, target)
+    return _loss("entropy", (self, target), reduction, self.dtype, weight=weight)
 
 
 @form("binary_cross_entropy_backward")
 def binary_cross_entropy_backward(
     grad_output: Tensor, self: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    x, t, _ = _both(self, target)
-    result = (grad_output.double() * (x - t)) / _at_least((number(1.0, x) - x) * x, 1e-12)
+    _dtype(self, target)
+    result = evaluate("entropy_backward", (grad_output, self, target), dtype=torch.float64)
     result = result if weight is None else result * weight.double()
-    return rounded(result * _share(1.0, result, reduction), self.dtype)
+    return rounded(result * number(_share(1.0, reduction, result), result), self.dtype)
 
 
 @form("binary_cross_entropy_with_logits")
 def binary_cross_entropy_with_logits(
     self: Tensor, target: Tensor, weight: Tensor | None = None, pos_weight: Tensor | None = None, reduction: int = MEAN
 ) -> Tensor:
-    x, t, dtype = _both(self, target)
-    one = number(1.0, x)
-    part = _log("log1p", _log("exp", -torch.abs(x))) + torch.where(x < 0, -x, torch.zeros_like(x))
-    if pos_weight is not None:
-        part = ((pos_weight.double() - one) * t + one) * part
-    losses = (one - t) * x + part
-    return _reduced(losses if weight is None else losses * weight.double(), reduction, dtype)
+    dtype = _dtype(self, target)
+    if pos_weight is None:
+        return _loss("entropy_of_logits", (self, target), reduction, dtype, weight=weight)
+    tensors = self, target, pos_weight
+    return _loss("entropy_of_logits_weighed", tensors, reduction, dtype, weight=weight)
 
 
 @form("soft_margin_loss")
 def soft_margin_loss(self: Tensor, target: Tensor, reduction: int = MEAN) -> Tensor:
-    x, t, dtype = _both(self, target)
-    return _reduced(_log("log1p", _log("exp", -(x * t))), reduction, dtype)
+    return _loss("soft_margin", (self, target), reduction, _dtype(self, target))
 
 
 @form("soft_margin_loss_backward")
 def soft_margin_loss_backward(grad_output: Tensor, self: Tensor, target: Tensor, reduction: int) -> Tensor:
-    x, t, dtype = _both(self, target)
-    slope = (-t) / (number(1.0, x) + _log("exp", x * t))
-    return rounded((slope * grad_output.double()) * _share(1.0, slope, reduction), dtype)
+    share = _share(1.0, reduction, self, target)
+    return evaluate("soft_margin_backward", (grad_output, self, target), (share,), dtype=_dtype(self, target))
 
 
 # ---------------------------------------------------------------------------------------------- negative log likelihood

@@ -38,9 +38,14 @@ class Correlation:
     dilation: tuple[int, ...]
 
 
+def always_chains(inner: int, out: int, kernel: Sequence[int], groups: int) -> bool:
+    """Whether these channels are never computed by slices, wherever the taps lie."""
+    return groups != 1 or len(kernel) != 2 or min(out, inner) < SLICED_CHANNELS
+
+
 def slices_of(images: int, inner: int, out: int, over: Correlation, groups: int, dtype: torch.dtype) -> int:
     """How many slices the gradient of the weights of a correlation is computed by; 0: by FMA chains."""
-    if groups != 1 or len(over.kernel) != 2 or min(out, inner) < SLICED_CHANNELS:
+    if always_chains(inner, out, over.kernel, groups):
         return 0
     depth, positions = inner * prod(over.kernel), images * prod(over.size)
     if out * positions * depth < products.SLICED_FROM or max(depth, positions) >= products.SLICED_MOST:

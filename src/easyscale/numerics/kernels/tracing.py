@@ -10,7 +10,8 @@ Operations, by kind of value (f: fp64, i: int64 with wrap-around, b: truth value
     f  add sub mul div sqrt neg abs        i  iadd isub iand ior ixor ishl ishr (logical: zeros come in from the left)
     b  lt le eq (of f), and or not         f <-> i  bits, from_bits (the same 64 bits)        where (of f or i)
     s  sadd ssub smul sdiv sneg sabs, sfma (a * b + c with one rounding), ssign (the first with the sign of the second),
-       spower (2^k of 1.5 * 2^23 + k, for -127 < k < 128), sguess (bits 0x7ef311c7 less those of x), slt (gives t), swhere
+       spower (2^k of 1.5 * 2^23 + k, for -127 < k < 128), sguess (bits 0x7ef311c7 less those of x), slt (gives t),
+       swhere
 A formula is all of the first three kinds or all of the last two: fp32 formulas take and give fp32.
 """
 
@@ -39,7 +40,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A function of `tensors` tensor elements and `scalars` numbers; the last node is the result. `single`: all fp32."""
+    """A function of `tensors` tensor elements and `scalars` numbers; the last node is the result. `single`: of fp32."""
 
     name: str
     tensors: int

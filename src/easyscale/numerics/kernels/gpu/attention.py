@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels.gpu import row_shapes
 from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, launch
-from easyscale.numerics.kernels.gpu.rows import ROW, power
+from easyscale.numerics.kernels.gpu.row_shapes import power
 
 if TYPE_CHECKING:
     from easyscale.numerics.kernels.scores import Rows
 
-LONGEST = ROW
+LONGEST = row_shapes.LONGEST
 SIDE = 32  # of a tile that is moved
 AT_ONCE = 4096  # the longest row that stays in registers
 ROUND = 2048  # of longer ones, so much is read at a time

@@ -17,10 +17,16 @@ import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, processors
-from easyscale.numerics.kernels.gpu.rows import BUSY, SEGMENT, TILE, magic_of, power, tile_shape
+from easyscale.numerics.kernels.gpu.row_shapes import power
+from easyscale.numerics.kernels.gpu.rows import BUSY, magic_of, tile_shape
 
 MOST_LEFT = 1024  # partial sums of a channel
 VALUE, SQUARE, PRODUCT, NORMAL, PLAIN = range(5)  # what `channel_kernels.sums` sums
+TILE, LONG_TILE = 512, 1024  # values of a program of `sums` at once; of long channels
+LONG = 65_536
+FEW_OUTPUTS = 8  # blocks of channels; where there are fewer, more programs share one
+WARPS = 4  # of it
+SEGMENT = 256  # bytes that it reads at one place, half as many where channels are last
 UNROLL = 4  # tiles of the elementwise kernels whose loads are under way at once
 SPANS = 8  # of their programs for each SM
 PLANS = 2048  # launches kept, of each kind; by what they are given last they are only kept
@@ -52,15 +58,16 @@ class Layout(NamedTuple):
 def _sums_plan(of: Layout, read_again: bool) -> tuple[int, int, dict[str, Any]]:
     """Partial sums of a channel, programs, and constants of `sums`. Where each program of the next launch reads the
     partial sums of many channels again, there are fewer of them."""
-    columns = min(SEGMENT // of.itemsize, power(of.channels if of.last else of.length))
+    tile = LONG_TILE if of.length >= LONG and not of.last else TILE
+    columns = min((SEGMENT // 2 if of.last else SEGMENT) // of.itemsize, power(of.channels if of.last else of.length))
     even = of.pixels & -of.pixels
     piece = 0 if of.last else 2 if 2 * even >= columns else of.samples == 1
     if piece == 2:
         columns = min(columns, even)
-    busy = of.busy * (1 if of.last and read_again else BUSY)
     outputs = ceil_div(of.channels, columns) if of.last else of.channels
+    busy = of.busy * (1 if of.last and (read_again or outputs > FEW_OUTPUTS) else BUSY)
     left = 1 if of.last else columns
-    rows = TILE // columns
+    rows = tile // columns
     padded = power(of.length)
     while outputs * (left if of.last else left // columns) < busy and left < MOST_LEFT:
         if left * rows * (8 if of.last else 2) > padded:
@@ -68,7 +75,7 @@ def _sums_plan(of: Layout, read_again: bool) -> tuple[int, int, dict[str, Any]]:
         left *= 2
     programs = outputs * left if of.last else outputs * (left // columns)
     constants = {
-        **tile_shape(of.length, left, columns), "LAST": of.last, "PIECE": int(piece), "WIDE": _wide(of),
+        **tile_shape(of.length, left, columns, tile, WARPS), "LAST": of.last, "PIECE": int(piece), "WIDE": _wide(of),
     }  # fmt: skip
     return left, programs, constants
 
@@ -80,8 +87,8 @@ def _tiles_plan(of: Layout) -> tuple[int, tuple[int, int], dict[str, Any]]:
     piece = 0 if of.last else 2 if even >= 4 else of.samples == 1
     columns = min(WIDEST, even if piece == 2 else power(of.length))
     if of.last:
-        columns = min(SEGMENT // of.itemsize, power(of.channels))
-    rows = min(TILE // columns, power(of.length if of.last else ceil_div(of.length, columns)))
+        columns = min(SEGMENT // 2 // of.itemsize, power(of.channels))
+    rows = min(LONG_TILE // columns, power(of.length if of.last else ceil_div(of.length, columns)))
     outputs = ceil_div(of.channels, columns) if of.last else of.channels
     tiles = ceil_div(of.length, rows if of.last else rows * columns)
     spans = max(1, min(ceil_div(SPANS * of.busy // (2 if of.last else 1), outputs), ceil_div(tiles, UNROLL)))

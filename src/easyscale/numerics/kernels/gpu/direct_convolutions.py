@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels.gpu.launch import Launch, ceil_div
-from easyscale.numerics.kernels.gpu.rows import power, tree_sum
+from easyscale.numerics.kernels.gpu.row_shapes import power
+from easyscale.numerics.kernels.gpu.rows import tree_sum
 from easyscale.numerics.kernels.sliced_convolutions import Correlation
 
 MOST_ROWS = 8  # channels out of a group from which on the rows of a product are filled

@@ -1,9 +1,9 @@
 """Formulas on a GPU: for each formula one Triton kernel, whose text is written from the formula (`emit_triton`).
 
 A kernel converts its inputs to fp64 (to fp32, for formulas of that), computes without fusing multiply-adds but where
-the formula says so, and rounds once. Inputs of one layout are read where they lie, whatever their dtypes, and the output
-gets the same layout; others are brought to one layout first. Relies on additions, multiplications, divisions and square
-roots being those of IEEE-754, which PTX promises.
+the formula says so, and rounds once. Inputs of one layout are read where they lie, whatever their dtypes, and the
+output gets the same layout; others are brought to one layout first. Relies on additions, multiplications, divisions and
+square roots being those of IEEE-754, which PTX promises.
 Guarantees the bits of `primitives.evaluate`; blocks and warps are a question of speed alone.
 """
 

@@ -12,6 +12,7 @@ import functools
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels.gpu import row_shapes
 from easyscale.numerics.kernels.gpu.channels import (
     batch_norm_gradients,
     batch_norm_updating,
@@ -19,24 +20,16 @@ from easyscale.numerics.kernels.gpu.channels import (
     row_norm_weights,
 )
 from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div
-from easyscale.numerics.kernels.gpu.rows import ROW, magic_of, row_shape, row_shape_at_once
+from easyscale.numerics.kernels.gpu.row_shapes import row_shape
+from easyscale.numerics.kernels.gpu.rows import magic_of
 
-LONGEST = ROW
-KEPT = 8  # chunks of a row that a thread keeps, of one tensor
-KEPT_OF_TWO = 4
-SLOPE_LANES, SLOPE_KEPT = 512, 4  # of the backward of softmax, which is as fast as it is read
-REGISTERS = SLOPE_REGISTERS = 0  # of a thread of softmax, of its backward; 0: as many as the compiler takes
+LONGEST = row_shapes.LONGEST
 PLANS = 2048  # kept, of each kind
 
 __all__ = [
     "LONGEST", "batch_norm_gradients", "batch_norm_updating", "group_norm_weights", "row_norm", "row_norm_backward",
     "row_norm_weights", "softmax", "softmax_backward",
 ]  # fmt: skip
-
-
-def _limited(registers: int) -> dict[str, int]:
-    """Of a launch."""
-    return {"maxnreg": registers} if registers else {}
 
 
 def softmax(x: Tensor, logarithm: bool, dtype: torch.dtype) -> Tensor:
@@ -47,17 +40,15 @@ def softmax(x: Tensor, logarithm: bool, dtype: torch.dtype) -> Tensor:
 
 
 @functools.lru_cache(maxsize=PLANS)
-def _softmax_plan(
-    count: int, n: int, logarithm: bool, dtype: torch.dtype, result: torch.dtype, device: int
-) -> Launch:
+def _softmax_plan(count: int, n: int, logarithm: bool, dtype: torch.dtype, result: torch.dtype, device: int) -> Launch:
     """The dtypes and the device are what it is kept by, as in the plans below."""
     from easyscale.numerics.kernels.gpu.fused_kernels import softmax as kernel
 
     rows = count // n
-    shape, block = row_shape(n, rows, KEPT)
+    shape, block = row_shape(n, rows, row_shapes.SOFTMAX)
     return Launch(
         kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False,
-        **shape, **_limited(REGISTERS),
+        **shape,
     )  # fmt: skip
 
 
@@ -75,10 +66,10 @@ def _softmax_backward_plan(
     from easyscale.numerics.kernels.gpu.fused_kernels import softmax_backward as kernel
 
     rows = count // n
-    shape, block = row_shape(n, rows, SLOPE_KEPT, SLOPE_LANES)
+    shape, block = row_shape(n, rows, row_shapes.SOFTMAX_BACKWARD)
     return Launch(
         kernel, (ceil_div(rows, block),), (rows, n), LOGARITHM=logarithm, ROWS=block, enable_fp_fusion=False,
-        **shape, **_limited(SLOPE_REGISTERS),
+        **shape,
     )  # fmt: skip
 
 
@@ -104,7 +95,7 @@ def _norm_plan(
 ) -> Launch:  # fmt: skip
     from easyscale.numerics.kernels.gpu.fused_kernels import row_norm as kernel
 
-    shape, block = row_shape_at_once(n, rows)
+    shape, block = row_shape(n, rows, row_shapes.NORM)
     return Launch(
         kernel, (ceil_div(rows, block),), (rows, n, groups, inner, *magic_of(inner), bits(float(n)), bits(eps)),
         CENTRED=centred, WEIGHT=weight is not None, BIAS=bias is not None, FLAT=groups == 1 and inner == 1,
@@ -132,7 +123,7 @@ def _norm_backward_plan(
 ) -> Launch:  # fmt: skip
     from easyscale.numerics.kernels.gpu.fused_kernels import row_norm_backward as kernel
 
-    shape, block = row_shape(n, rows, KEPT_OF_TWO)
+    shape, block = row_shape(n, rows, row_shapes.NORM_BACKWARD)
     return Launch(
         kernel, (ceil_div(rows, block),), (rows, n, groups, inner, *magic_of(inner), bits(float(n))),
         CENTRED=mean is not None, WEIGHT=weight is not None, FLAT=groups == 1 and inner == 1, ROWS=block,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from easyscale.numerics.kernels.gpu.elementwise import function
-from easyscale.numerics.kernels.gpu.rows_kernels import across, looped, number, rounded, tree
+from easyscale.numerics.kernels.gpu.rows_kernels import across, looped, number, of_rows, rounded, tree
 
 f_exp = function("exp")
 f_exp_single = function("exp_single")
@@ -24,22 +24,6 @@ f_log = function("log")
 def _column(i, k: tl.constexpr, SHAPE: tl.constexpr):
     """Those of chunk k of round i."""
     return (i + k * 2 ** SHAPE[3]) * SHAPE[0] + tl.arange(0, SHAPE[0])
-
-
-@triton.jit
-def _read(x, at, column, n, otherwise):
-    """fp64; `otherwise` past the end."""
-    base, here = at
-    return tl.load(x + base + column[None, :], mask=here & (column < n)[None, :], other=otherwise).to(tl.float64)
-
-
-@triton.jit
-def _read_all(x, at, n, i, otherwise, SHAPE: tl.constexpr):
-    """The chunks of round i."""
-    found = ()
-    for k in tl.static_range(SHAPE[2]):
-        found = found + (_read(x, at, _column(i, k, SHAPE), n, otherwise),)
-    return found
 
 
 @triton.jit
@@ -233,7 +217,8 @@ def _first_weight(row, n, groups, inner, FLAT: tl.constexpr):
 
 @triton.jit
 def _apart(x, center, column, n, CENTRED: tl.constexpr):
-    """x - mean; +0 past the end."""
+    """fp64 of x - mean; +0 past the end."""
+    x = x.to(tl.float64)
     if CENTRED:
         return tl.where((column < n)[None, :], x - center, tl.zeros_like(x))
     else:
@@ -243,13 +228,13 @@ def _apart(x, center, column, n, CENTRED: tl.constexpr):
 @triton.jit
 def _plain_term(context, SHAPE: tl.constexpr, i):
     x, at, n, _ = context
-    return (tree(_read_all(x, at, n, i, 0, SHAPE), SHAPE[1]),)
+    return (_sum(_narrow_all(x, at, n, i, 0, SHAPE), SHAPE[1]),)
 
 
 @triton.jit
 def _square_term(context, SHAPE: tl.constexpr, i):
     x, at, n, center = context
-    return (tree(_squares(_read_all(x, at, n, i, 0, SHAPE), center, i, n, SHAPE), SHAPE[1]),)
+    return (tree(_squares(_narrow_all(x, at, n, i, 0, SHAPE), center, i, n, SHAPE), SHAPE[1]),)
 
 
 @triton.jit
@@ -266,6 +251,7 @@ def _normal(
     v, center, scale, w, b, place, column, n, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, BIAS: tl.constexpr,
     FLAT: tl.constexpr,
 ):  # fmt: skip
+    v = v.to(tl.float64)
     if CENTRED:
         v = v - center
     v = v * scale
@@ -274,6 +260,24 @@ def _normal(
     if BIAS:
         v = v + _weight(b, place, column, n, FLAT)
     return v
+
+
+@triton.jit
+def _one_each(value, ROWS: tl.constexpr):
+    """Of rows, as a vector."""
+    if ROWS == 1:
+        return tl.full((1,), 0, value.dtype) + value
+    else:
+        return tl.reshape(value, (ROWS,))
+
+
+@triton.jit
+def _known(values, row, rows, ROWS: tl.constexpr):
+    """fp64 of a number of each row."""
+    if ROWS == 1:
+        return tl.load(values + tl.program_id(0)).to(tl.float64)
+    else:
+        return tl.load(values + row[:, None], mask=(row < rows)[:, None], other=0).to(tl.float64)
 
 
 @triton.jit(do_not_specialize=["size", "eps"], do_not_specialize_on_alignment=["size", "eps"])
@@ -291,23 +295,23 @@ def row_norm(
     center = tl.zeros((ROWS, 1), dtype=tl.float64)
     values = (like,)
     if LEVELS == 0:
-        values = _read_all(x, at, n, 0, 0, SHAPE)
+        values = _narrow_all(x, at, n, 0, 0, SHAPE)
     if CENTRED:
         if LEVELS == 0:
-            part = tree(values, CHUNKS)
+            part = _sum(values, CHUNKS)
         else:
             part = looped(_plain_term, (x, at, n, center), SHAPE, like, 1, LEVELS)[0]
-        center = across(part, ROWS, LANES) / number(size)
-        tl.store(mean + row, tl.reshape(rounded(center, mean), (ROWS,)), mask=row < rows)
+        center = of_rows(part, ROWS, LANES) / number(size)
+        tl.store(mean + row, _one_each(rounded(center, mean), ROWS), mask=row < rows)
     if LEVELS == 0:
         part = tree(_squares(values, center, 0, n, SHAPE), CHUNKS)
     else:
         part = looped(_square_term, (x, at, n, center), SHAPE, like, 1, LEVELS)[0]
     one = tl.full((), 1, tl.int32).to(tl.float64)
-    scale = one / tl.sqrt(across(part, ROWS, LANES) / number(size) + number(eps))
-    tl.store(rstd + row, tl.reshape(rounded(scale, rstd), (ROWS,)), mask=row < rows)
+    scale = one / tl.sqrt(of_rows(part, ROWS, LANES) / number(size) + number(eps))
+    tl.store(rstd + row, _one_each(rounded(scale, rstd), ROWS), mask=row < rows)
     for i in range(2**LEVELS):
-        again = values if LEVELS == 0 else _read_all(x, at, n, i, 0, SHAPE)
+        again = values if LEVELS == 0 else _narrow_all(x, at, n, i, 0, SHAPE)
         for k in tl.static_range(VALID):
             column = _column(i, k, SHAPE)
             v = _normal(again[k], center, scale, w, b, place, column, n, CENTRED, WEIGHT, BIAS, FLAT)
@@ -318,36 +322,38 @@ def row_norm(
 def _pair(
     g, x, w, center, scale, place, column, n, CENTRED: tl.constexpr, WEIGHT: tl.constexpr, FLAT: tl.constexpr
 ):  # fmt: skip
-    """g * w and xhat; the first is +0 past the end."""
+    """fp64 of g * w and xhat; the first is +0 past the end."""
+    g = g.to(tl.float64)
     if WEIGHT:
         g = tl.where((column < n)[None, :], g * _weight(w, place, column, n, FLAT), tl.zeros_like(g))
     return g, _apart(x, center, column, n, CENTRED) * scale
 
 
 @triton.jit
-def _pairs(context, SHAPE: tl.constexpr, i):
+def _both(g, x, at, n, i, SHAPE: tl.constexpr):
     """The chunks of round i, of both, as one tuple."""
-    g, x, w, at, center, scale, place, n = context
     found = ()
     for k in tl.static_range(SHAPE[2]):
         column = _column(i, k, SHAPE)
-        gw, hat = _read(g, at, column, n, 0), _read(x, at, column, n, 0)
-        found = found + _pair(gw, hat, w, center, scale, place, column, n, SHAPE[4], SHAPE[5], SHAPE[6])
+        found = found + (_narrow(g, at, column, n, 0), _narrow(x, at, column, n, 0))
     return found
 
 
 @triton.jit
-def _pair_sums(pairs, SHAPE: tl.constexpr):
+def _pair_sums(both, context, i, SHAPE: tl.constexpr):
+    _, _, w, _, center, scale, place, n = context
     products, plain = (), ()
     for k in tl.static_range(SHAPE[2]):
-        products = products + (pairs[2 * k] * pairs[2 * k + 1],)
-        plain = plain + (pairs[2 * k],)
+        column = _column(i, k, SHAPE)
+        gw, hat = _pair(both[2 * k], both[2 * k + 1], w, center, scale, place, column, n, SHAPE[4], SHAPE[5], SHAPE[6])
+        products = products + (gw * hat,)
+        plain = plain + (gw,)
     return tree(products, SHAPE[1]), tree(plain, SHAPE[1])
 
 
 @triton.jit
 def _pair_term(context, SHAPE: tl.constexpr, i):
-    return _pair_sums(_pairs(context, SHAPE, i), SHAPE)
+    return _pair_sums(_both(context[0], context[1], context[3], context[7], i, SHAPE), context, i, SHAPE)
 
 
 @triton.jit
@@ -368,22 +374,23 @@ def row_norm_backward(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = _place(row, rows, n)
     place = (_first_weight(row, n, groups, inner, FLAT), magic, shift)
-    scale = tl.load(rstd + row[:, None], mask=at[1], other=0).to(tl.float64)
+    scale = _known(rstd, row, rows, ROWS)
     center = tl.zeros((ROWS, 1), dtype=tl.float64)
     if CENTRED:
-        center = tl.load(mean + row[:, None], mask=at[1], other=0).to(tl.float64)
+        center = _known(mean, row, rows, ROWS)
     context = (g, x, w, at, center, scale, place, n)
     like = tl.zeros((ROWS, LANES), dtype=tl.float64)
-    pairs = (like, like)
+    both = (like, like)
     if LEVELS == 0:
-        pairs = _pairs(context, SHAPE, 0)
-        sums = _pair_sums(pairs, SHAPE)
+        both = _both(g, x, at, n, 0, SHAPE)
+        sums = _pair_sums(both, context, 0, SHAPE)
     else:
         sums = looped(_pair_term, context, SHAPE, like, 2, LEVELS)
-    second = across(sums[0], ROWS, LANES) / number(size)
-    first = across(sums[1], ROWS, LANES) / number(size) if CENTRED else center
+    second = of_rows(sums[0], ROWS, LANES) / number(size)
+    first = of_rows(sums[1], ROWS, LANES) / number(size) if CENTRED else center
     for i in range(2**LEVELS):
-        again = pairs if LEVELS == 0 else _pairs(context, SHAPE, i)
+        again = both if LEVELS == 0 else _both(g, x, at, n, i, SHAPE)
         for k in tl.static_range(VALID):
-            result = _row_slope(again[2 * k], again[2 * k + 1], first, second, scale, CENTRED)
-            _write(out, at, _column(i, k, SHAPE), n, result)
+            column = _column(i, k, SHAPE)
+            gw, hat = _pair(again[2 * k], again[2 * k + 1], w, center, scale, place, column, n, CENTRED, WEIGHT, FLAT)
+            _write(out, at, column, n, _row_slope(gw, hat, first, second, scale, CENTRED))

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from easyscale.numerics.kernels.gpu.launch import ceil_div, launch
-from easyscale.numerics.kernels.gpu.rows import row_shape
+from easyscale.numerics.kernels.gpu.row_shapes import SUM_OF_FEW, row_shape
 
 MOST = 2**17  # targets of the one program that adds up
-CHUNKS = 4
 COLUMNS = 2048
 
 
@@ -26,7 +25,7 @@ def _total(
 ) -> None:
     from easyscale.numerics.kernels.gpu.loss_kernels import total
 
-    shape, _ = row_shape(x.shape[0], 1, CHUNKS)
+    shape, _ = row_shape(x.shape[0], 1, SUM_OF_FEW)
     x, target, weight = x.contiguous(), target.contiguous(), None if weight is None else weight.contiguous()
     launch(
         total, (1,), x, target, x if weight is None else weight, out, weighed, x.shape[0], x.shape[1], ignore,
@@ -34,9 +33,7 @@ def _total(
     )  # fmt: skip
 
 
-def nll_loss_backward(
-    g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, mean: bool, ignore: int
-) -> Tensor:
+def nll_loss_backward(g: Tensor, x: Tensor, target: Tensor, weight: Tensor | None, mean: bool, ignore: int) -> Tensor:
     """The gradient of x; g is one number, or one for each row."""
     from easyscale.numerics.kernels.gpu.loss_kernels import gradient
 

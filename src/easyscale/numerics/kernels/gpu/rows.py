@@ -17,17 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from easyscale.numerics.kernels.gpu import row_shapes
 from easyscale.numerics.kernels.gpu.launch import Launch, bits, ceil_div, processors
+from easyscale.numerics.kernels.gpu.row_shapes import power, row_shape
 
 CHUNKS = 8  # values of one thread that a program holds for each of its lanes
-MOST_LANES = 2048  # of one row, four neighbouring values for each thread
-FEW_LANES = 128  # those of one warp
-ROUNDS = 4  # of a row: with 16 of them, the sum of each two takes longer than what is gained
-MANY_LANES = 2**19  # those of as many threads as a GPU of today holds at a time
-ROW = 2**20  # the longest row of one program
-AT_ONCE = 16384  # the longest one where there are few
+FEW_LANES = 128  # those of one warp, four neighbouring values for each thread
+AT_ONCE = 16384  # the longest row of one program where there are few
 SEGMENT = 128  # bytes that a program reads at one place
-WARP = 1024  # values that a warp holds of rows that are taken at once
 TILE = 1024  # values of a program of `fold` at once
 BUSY = 2  # programs for each SM
 
@@ -135,7 +132,7 @@ def planned(
     last = {"DIVIDE": divide, "ROOT": root}
     first: dict[str, Any] = {"SQUARE": square, "DIVIDE": False, "ROOT": False}
     padded = power(length)
-    many = outputs >= busy and padded <= ROW
+    many = outputs >= busy and padded <= row_shapes.LONGEST
     if not across and (padded <= AT_ONCE or many):
         return result, [_rows(outputs, length, kept, summed, first | last)]
     left = residues(outputs, padded, dtype.itemsize, across, BUSY * busy)
@@ -149,11 +146,6 @@ def planned(
     return result, steps
 
 
-def power(n: int) -> int:
-    """The next power of two."""
-    return 1 << (n - 1).bit_length()
-
-
 def merged(levels: Levels) -> Levels:
     """Neighbouring dimensions that one stride walks through, as one; without those of size one."""
     found: Levels = []
@@ -165,38 +157,6 @@ def merged(levels: Levels) -> Levels:
         else:
             found.append((size, step))
     return found
-
-
-@functools.lru_cache(maxsize=1024)
-def row_shape(n: int, rows: int, chunks: int, most: int = 0) -> tuple[dict[str, int], int]:
-    """How a program takes rows of n values: its LANES, CHUNKS, VALID chunks and LEVELS, the number of warps, and how
-    many rows. Rows of one warp's lanes stay in it, so that their sums do not go through shared memory. At most `most`
-    lanes, if that is given, all rows together have lanes enough and the rounds remain few: then several programs share
-    an SM, and one computes while another one waits for its values."""
-    padded = power(n)
-    lanes = min(padded, max(FEW_LANES, min(padded // chunks, MOST_LANES)))
-    fewest = max(most, FEW_LANES, padded // (chunks * ROUNDS))
-    while most and lanes > fewest and rows * lanes > MANY_LANES:
-        lanes //= 2
-    count = min(chunks, padded // lanes)
-    levels = (padded // (lanes * count)).bit_length() - 1
-    block = max(1, 4 * FEW_LANES // lanes, 16 * FEW_LANES // (lanes * count))
-    block = min(block, power(rows))
-    warps = max(1, min(max(4, lanes // FEW_LANES), block * lanes // FEW_LANES))
-    shape = {"LANES": lanes, "CHUNKS": count, "VALID": ceil_div(n, lanes << levels), "LEVELS": levels}
-    return shape | {"num_warps": warps}, block
-
-
-@functools.lru_cache(maxsize=1024)
-def row_shape_at_once(n: int, rows: int) -> tuple[dict[str, int], int]:
-    """The same with one chunk for a whole row, if it fits into registers. Triton's choice of layouts needs that where
-    a first sum goes into the terms of a second one: of several chunks it makes code that spills everything."""
-    padded = power(n)
-    if padded > AT_ONCE:
-        return row_shape(n, rows, CHUNKS)
-    block = min(max(1, WARP // padded), power(rows))
-    warps = max(1, padded // WARP)
-    return {"LANES": padded, "CHUNKS": 1, "VALID": 1, "LEVELS": 0, "num_warps": warps}, block
 
 
 def residues(outputs: int, padded: int, itemsize: int, across: bool, busy: int) -> int:
@@ -215,19 +175,21 @@ def residues(outputs: int, padded: int, itemsize: int, across: bool, busy: int) 
     return left
 
 
-def tile_shape(length: int, left: int, columns: int) -> dict[str, int]:
-    """How a program of a fold takes its values: ROWS and COLUMNS of a tile, CHUNKS, VALID chunks, LEVELS and warps."""
+def tile_shape(length: int, left: int, columns: int, tile: int, most: int = 8) -> dict[str, int]:
+    """How a program of a fold takes its values: ROWS and COLUMNS of a tile, CHUNKS, VALID chunks, LEVELS and warps, at
+    `most` so many."""
     span = power(length) // left  # values of one residue
-    rows = min(span, TILE // columns)
+    rows = min(span, tile // columns)
     count = min(CHUNKS, span // rows)
     levels = (span // (rows * count)).bit_length() - 1
     shape = {"ROWS": rows, "COLUMNS": columns, "CHUNKS": count, "LEVELS": levels}
     valid = ceil_div(length, (left * rows) << levels)
-    return shape | {"VALID": valid, "num_warps": max(1, min(8, rows * columns // FEW_LANES))}
+    return shape | {"VALID": valid, "num_warps": max(1, min(most, rows * columns // FEW_LANES))}
 
 
 def _rows(outputs: int, length: int, kept: Levels, summed: Levels, options: dict[str, Any]) -> Step:
-    shape, block = row_shape(length, outputs, CHUNKS)
+    takes = row_shapes.SUM if outputs >= row_shapes.MANY else row_shapes.SUM_OF_FEW
+    shape, block = row_shape(length, outputs, takes)
     inner, inner_step, outer_step = _places(summed)
     constants: dict[str, Any] = {"OUTPUTS": block, "FLAT": len(summed) < 2, **shape, **options}
     numbers = (outputs, length, *_places(kept), inner, *magic_of(inner), inner_step, outer_step)
@@ -242,7 +204,7 @@ def _fold(
     inner, inner_step, outer_step = _places(summed)
     piece = _places(kept)[0] % columns == 0 or len(kept) < 2 if across else len(summed) < 2 or inner % columns == 0
     constants = {
-        **tile_shape(length, left, columns), "ACROSS": across, "PIECE": piece, "FLAT": len(summed) < 2,
+        **tile_shape(length, left, columns, TILE), "ACROSS": across, "PIECE": piece, "FLAT": len(summed) < 2,
         "WIDE": power(length) > 2**30, **options,
     }  # fmt: skip
     programs = ceil_div(outputs, columns) * left if across else outputs * (left // columns)

@@ -71,6 +71,17 @@ def across(part, ROWS: tl.constexpr, LANES: tl.constexpr):
 
 
 @triton.jit
+def of_rows(part, ROWS: tl.constexpr, LANES: tl.constexpr):
+    """`across`; of a single row as a number, which is the same in every layout. Where sums of several chunks go into
+    terms of other sums, Triton would move the chunks to the layout of the sum, through shared memory."""
+    total = across(part, ROWS, LANES)
+    if ROWS == 1:
+        return tl.reduce(tl.reshape(total, (1,)), 0, plus)
+    else:
+        return total
+
+
+@triton.jit
 def down(part, ROWS: tl.constexpr, LANES: tl.constexpr):
     """[ROWS, LANES] to [1, LANES], likewise."""
     if ROWS == 1:
