@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from tests.numerics.kernels.triton_probe import Checks, chain_lengths, compiled, interpreted
 
 from easyscale.numerics.kernels import gpu
@@ -33,10 +34,12 @@ FUSING = {"chain", "chain_over_view", "repair"}  # kernels that are made of fuse
 # ------------------------------------------------------------------------------------------------ the text of formulas
 
 _OPERATORS = {
-    ast.Add: ("add", "iadd"), ast.Sub: ("sub", "isub"), ast.Mult: ("mul",), ast.Div: ("div",),
-    ast.BitAnd: ("and", "iand", "abs", "ishr"), ast.BitOr: ("or", "ior"), ast.BitXor: ("ixor", "neg"),
-    ast.LShift: ("ishl",), ast.RShift: ("ishr",), ast.Lt: ("lt",), ast.LtE: ("le",), ast.Eq: ("eq", "not"),
+    ast.Add: ("add", "iadd", "sadd"), ast.Sub: ("sub", "isub", "ssub", "sguess"), ast.Mult: ("mul", "smul"),
+    ast.Div: ("div",), ast.BitAnd: ("and", "iand", "abs", "ishr", "sabs"), ast.BitOr: ("or", "ior", "ssign"),
+    ast.BitXor: ("ixor", "neg", "sneg"), ast.LShift: ("ishl", "spower"), ast.RShift: ("ishr",),
+    ast.Lt: ("lt", "slt"), ast.LtE: ("le",), ast.Eq: ("eq", "not"),
 }  # fmt: skip
+_CALLS = {"where": {"where", "swhere"}, "sqrt": {"sqrt"}, "fma": {"sfma"}, "div_rn": {"sdiv"}}
 
 
 def _read(expression: ast.expr) -> tuple[set[str], list[str]]:
@@ -47,8 +50,8 @@ def _read(expression: ast.expr) -> tuple[set[str], list[str]]:
             return set(_OPERATORS[type(node.op)]), names
         if isinstance(node, ast.Compare):
             return set(_OPERATORS[type(node.ops[0])]), names
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("where", "sqrt"):
-            return {node.func.attr}, names
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CALLS:
+            return _CALLS[node.func.attr], names
     if names:
         return {"tensor", "scalar", "bits", "from_bits"}, names
     return {"constant"}, names
@@ -86,6 +89,9 @@ def test_constants_are_written_by_their_bits(name: str) -> None:
     for node in FORMULAS[name].nodes:
         if node.op == "constant" and node.kind == "f":
             assert f"tl.full((), {bits_of(float(node.value))}, tl.int64).to(tl.float64, bitcast=True)" in text
+        if node.op == "constant" and node.kind == "s":
+            bits = torch.tensor(node.value, dtype=torch.float32).view(torch.int32).item()
+            assert f"tl.full((), {bits}, tl.int32).to(tl.float32, bitcast=True)" in text
 
 
 @functools.cache
