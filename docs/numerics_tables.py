@@ -160,7 +160,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "ior": lambda x, y: x | y, "ixor": lambda x, y: x ^ y, "ishl": lambda x, y: wrapped(x << y),
     "ishr": lambda x, y: (x % (1 << 64)) >> y,
     "sadd": lambda x, y: single(x + y), "ssub": lambda x, y: single(x - y), "smul": lambda x, y: single(x * y),
-    "sdiv": lambda x, y: single(_divided(x, y)), "sneg": lambda x: -x, "sabs": abs, "sfma": _fused,
+    "sneg": lambda x: -x, "sabs": abs, "sfma": _fused,
     "ssign": math.copysign, "spower": _power_of_two, "sguess": _guess, "slt": lambda x, y: x < y,
     "swhere": lambda c, x, y: x if c else y,
 }  # fmt: skip

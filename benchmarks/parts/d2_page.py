@@ -71,6 +71,10 @@ their kernels alone, which is what a job has while its host is ahead of its devi
 elementwise functions. {groups} The kernels alone meet it one by one. As issued, the small ones take as long as Python
 needs for them, at D1 too: these differ from run to run by a fifth, and single ones are below the bar."""
 
+GPU_CURVES = """`python benchmarks/gpu/d2.py --only curves`: the models at their small size, 300 steps at D1 and at D2
+from the same weights on the same data, the mean of each 50 losses. Dropout draws other numbers at D2, so the curves of
+models that have it are not alike in detail; ResNet50, ShuffleNetV2 and the MLP part within some steps, as above."""
+
 GROUPS = {
     "norms": ("layer norm", "RMS norm", "batch norm", "group norm"), "softmax": ("softmax", "log softmax over words"),
     "elementwise functions": ("GELU", "SiLU", "tanh", "exp", "sigmoid", "ReLU", "x + 0.1 y"),
@@ -310,6 +314,8 @@ def said(name: str, rows: Sequence[Row]) -> str:
     """What is to be known of a table."""
     if name == "repdl":
         return f" {REPDL}"
+    if name == "curves":
+        return f" {GPU_CURVES}"
     if name != "operators" or not all("device_speed" in row for row in rows):
         return ""
     groups = []

@@ -90,7 +90,7 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "ior": lambda a, b: a | b, "ixor": lambda a, b: a ^ b, "ishl": lambda a, n: wrapped(a << n),
     "ishr": lambda a, n: (a % (1 << 64)) >> n,
     "sadd": lambda a, b: single(a + b), "ssub": lambda a, b: single(a - b), "smul": lambda a, b: single(a * b),
-    "sdiv": lambda a, b: single(divided(a, b)), "sneg": lambda a: -a, "sabs": abs, "sfma": fused,
+    "sneg": lambda a: -a, "sabs": abs, "sfma": fused,
     "ssign": math.copysign, "spower": power_of_two, "sguess": guess, "slt": lambda a, b: a < b,
     "swhere": lambda c, a, b: a if c else b,
 }  # fmt: skip
@@ -260,7 +260,7 @@ STAND_IN = types.SimpleNamespace(
     int64=torch.int64, float64=torch.float64, int32=torch.int32, float32=torch.float32,
     full=lambda shape, value, dtype: Block(torch.full(shape, value, dtype=dtype)),
     where=lambda c, a, b: Block(torch.where(c.x, a.x, b.x)), sqrt=lambda a: Block(portable.square_root(a.x)),
-    fma=lambda a, b, c: Block(portable._fused(a.x, b.x, c.x)), div_rn=lambda a, b: Block(torch.div(a.x, b.x)),
+    fma=lambda a, b, c: Block(portable._fused(a.x, b.x, c.x)),
 )  # fmt: skip
 
 

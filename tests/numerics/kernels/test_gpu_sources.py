@@ -39,7 +39,7 @@ _OPERATORS = {
     ast.BitXor: ("ixor", "neg", "sneg"), ast.LShift: ("ishl", "spower"), ast.RShift: ("ishr",),
     ast.Lt: ("lt", "slt"), ast.LtE: ("le",), ast.Eq: ("eq", "not"),
 }  # fmt: skip
-_CALLS = {"where": {"where", "swhere"}, "sqrt": {"sqrt"}, "fma": {"sfma"}, "div_rn": {"sdiv"}}
+_CALLS = {"where": {"where", "swhere"}, "sqrt": {"sqrt"}, "fma": {"sfma"}}
 
 
 def _read(expression: ast.expr) -> tuple[set[str], list[str]]:

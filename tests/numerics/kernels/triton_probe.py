@@ -119,7 +119,7 @@ _FLOATING = re.compile(
 )
 _FUSED = re.compile(r"fma\.rn\.f32\s+(%\w+), (%\w+), (%\w+), (%\w+);")
 _WRITTEN = {
-    "mul": "mul.rn.f64", "div": "div.rn.f64", "sqrt": "sqrt.rn.f64", "smul": "mul.rn.f32", "sdiv": "div.rn.f32",
+    "mul": "mul.rn.f64", "div": "div.rn.f64", "sqrt": "sqrt.rn.f64", "smul": "mul.rn.f32",
     "sfma": "fma.rn.f32",
 }  # fmt: skip
 _SUMS = {False: {"add.rn.f64", "sub.rn.f64"}, True: {"add.rn.f32", "sub.rn.f32"}}

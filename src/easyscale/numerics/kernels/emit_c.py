@@ -25,7 +25,7 @@ FILES = 4  # C files the loops are spread over, so that they are compiled beside
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/",
     "iadd": "+", "isub": "-", "iand": "&", "ior": "|", "ixor": "^", "ishl": "<<", "ishr": ">>", "and": "&", "or": "|",
-    "sadd": "+", "ssub": "-", "smul": "*", "sdiv": "/",
+    "sadd": "+", "ssub": "-", "smul": "*",
 }  # fmt: skip
 _COMPARISONS = {"lt": "<", "le": "<=", "eq": "==", "slt": "<"}
 _CALLS = {

@@ -3,8 +3,8 @@
     f_NAME(t0, ..., s0, ...)      blocks or scalars of tl.float64 in, fp64 out; of tl.float32 if it is `single`
 
 Constants are written by their bits, since a Python float beside a block may become fp32. Division and square root of
-fp64 are the correctly rounded ones (PTX has no others; of fp32 `/` is not); a minus sign is a flipped bit, since
-Triton's `-x` is `0 - x`. Standard library only; whoever runs the text has `triton` and `tl` in scope.
+fp64 are the correctly rounded ones (PTX has no others); a minus sign is a flipped bit, since Triton's `-x` is `0 - x`.
+Standard library only; whoever runs the text has `triton` and `tl` in scope.
 """
 
 from __future__ import annotations
@@ -77,8 +77,6 @@ def expression(node: Node, places: dict[int, int]) -> str:
             return f"{args[0]}.to(tl.float64, bitcast=True)"
         case "not":
             return f"{args[0]} == 0"
-        case "sdiv":
-            return f"tl.div_rn({', '.join(args)})"
         case "sfma":
             return f"tl.fma({', '.join(args)})"
         case "sneg":

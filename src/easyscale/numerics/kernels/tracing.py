@@ -9,7 +9,7 @@ torch is there.
 Operations, by kind of value (f: fp64, i: int64 with wrap-around, b: truth value; s: fp32, t: truth value of fp32):
     f  add sub mul div sqrt neg abs        i  iadd isub iand ior ixor ishl ishr (logical: zeros come in from the left)
     b  lt le eq (of f), and or not         f <-> i  bits, from_bits (the same 64 bits)        where (of f or i)
-    s  sadd ssub smul sdiv sneg sabs, sfma (a * b + c with one rounding), ssign (the first with the sign of the second),
+    s  sadd ssub smul sneg sabs, sfma (a * b + c with one rounding), ssign (the first with the sign of the second),
        spower (2^k of 1.5 * 2^23 + k, for -127 < k < 128), sguess (bits 0x7ef311c7 less those of x), slt (gives t),
        swhere
 A formula is all of the first three kinds or all of the last two: fp32 formulas take and give fp32.
@@ -134,10 +134,11 @@ class Value:
         return self._floats("mul", other, self)
 
     def __truediv__(self, other: Value | float) -> Value:
+        assert self.kind == "f", "of fp32 it takes a GPU too long"
         return self._floats("div", self, other)
 
     def __rtruediv__(self, other: float) -> Value:
-        return self._floats("div", other, self)
+        return self.like(other) / self
 
     def __neg__(self) -> Value:
         return self._floats("neg", self)

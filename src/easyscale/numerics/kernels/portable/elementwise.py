@@ -79,7 +79,7 @@ _OPERATIONS: dict[str, Callable[..., Tensor]] = {
     "not": torch.logical_not, "where": torch.where, "bits": _bits, "from_bits": _from_bits, "iadd": torch.add,
     "isub": torch.sub, "iand": torch.bitwise_and, "ior": torch.bitwise_or, "ixor": torch.bitwise_xor,
     "ishl": torch.bitwise_left_shift, "ishr": _shifted_right, "sadd": torch.add, "ssub": torch.sub, "smul": torch.mul,
-    "sdiv": _divided, "sneg": torch.neg, "sabs": torch.abs, "sfma": _fused, "ssign": torch.copysign,
+    "sneg": torch.neg, "sabs": torch.abs, "sfma": _fused, "ssign": torch.copysign,
     "spower": _power_of_two, "sguess": _guess, "slt": torch.lt, "swhere": torch.where,
 }  # fmt: skip
 
