@@ -41,6 +41,16 @@ static inline float d2_from_f16(uint16_t h) /* exact; without a branch, for SIMD
     return f;
 }
 
+/* n neighbours of 16 bits to `out`, be it fp32 or fp64 */
+#define D2_LOAD_SHORT                                                                                                  \
+    const uint16_t *restrict x = (const uint16_t *)base + offset;                                                      \
+    if (dtype == D2_BF16)                                                                                              \
+        for (long i = 0; i < n; i++)                                                                                   \
+            out[i] = d2_from_bf16(x[i]);                                                                               \
+    else                                                                                                               \
+        for (long i = 0; i < n; i++)                                                                                   \
+            out[i] = d2_from_f16(x[i]);
+
 /* n neighbours as fp64 */
 static inline void d2_load(const void *base, int dtype, long offset, long n, double *restrict out)
 {
@@ -51,13 +61,7 @@ static inline void d2_load(const void *base, int dtype, long offset, long n, dou
     } else if (dtype == D2_F64) {
         memcpy(out, (const double *)base + offset, n * sizeof(double));
     } else {
-        const uint16_t *restrict x = (const uint16_t *)base + offset;
-        if (dtype == D2_BF16)
-            for (long i = 0; i < n; i++)
-                out[i] = d2_from_bf16(x[i]);
-        else
-            for (long i = 0; i < n; i++)
-                out[i] = d2_from_f16(x[i]);
+        D2_LOAD_SHORT
     }
 }
 
@@ -67,13 +71,7 @@ static inline void d2_load_float(const void *base, int dtype, long offset, long 
     if (dtype == D2_F32) {
         memcpy(out, (const float *)base + offset, n * sizeof(float));
     } else {
-        const uint16_t *restrict x = (const uint16_t *)base + offset;
-        if (dtype == D2_BF16)
-            for (long i = 0; i < n; i++)
-                out[i] = d2_from_bf16(x[i]);
-        else
-            for (long i = 0; i < n; i++)
-                out[i] = d2_from_f16(x[i]);
+        D2_LOAD_SHORT
     }
 }
 
