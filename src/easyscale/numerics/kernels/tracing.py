@@ -257,11 +257,6 @@ def bits_of(value: float) -> int:
     return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
-def literal_is_special(value: float) -> bool:
-    """Whether a constant has no ordinary literal."""
-    return math.isinf(value) or math.isnan(value)
-
-
 def traced(
     name: str, function: Callable[..., Value], tensors: int, scalars: int, single: bool = False
 ) -> Formula:  # fmt: skip

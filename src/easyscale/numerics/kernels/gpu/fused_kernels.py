@@ -38,18 +38,6 @@ def _place(row, rows, n):
     return row.to(tl.int64)[:, None] * n, (row < rows)[:, None]
 
 
-# ------------------------------------------------------------------------------------------------ softmax
-
-
-@triton.jit
-def _power(x):
-    """e^x, in fp32 of an fp32."""
-    if x.dtype == tl.float64:
-        return f_exp(x)
-    else:
-        return f_exp_single(x)
-
-
 @triton.jit
 def _narrow(x, at, column, n, otherwise):
     """fp64 as it is, everything else as fp32."""
@@ -71,6 +59,27 @@ def _narrow_all(x, at, n, i, otherwise, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def _sum(values, CHUNKS: tl.constexpr):
+    """The tree over them, in fp64."""
+    found = ()
+    for k in tl.static_range(len(values)):
+        found = found + (values[k].to(tl.float64),)
+    return tree(found, CHUNKS)
+
+
+# ------------------------------------------------------------------------------------------------ softmax
+
+
+@triton.jit
+def _power(x):
+    """e^x, in fp32 of an fp32."""
+    if x.dtype == tl.float64:
+        return f_exp(x)
+    else:
+        return f_exp_single(x)
+
+
+@triton.jit
 def _larger(top, values):
     for k in tl.static_range(len(values)):
         top = tl.where(values[k] > top, values[k], top)  # NaN is passed over: it comes back by exp(x - m)
@@ -83,15 +92,6 @@ def _exponentials(values, top):
     for k in tl.static_range(len(values)):
         found = found + (_power(values[k] - top),)
     return found
-
-
-@triton.jit
-def _sum(values, CHUNKS: tl.constexpr):
-    """The tree over them, in fp64."""
-    found = ()
-    for k in tl.static_range(len(values)):
-        found = found + (values[k].to(tl.float64),)
-    return tree(found, CHUNKS)
 
 
 @triton.jit
